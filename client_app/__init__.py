@@ -1,0 +1,1 @@
+"""The ClientApp: private state store and local training loop."""

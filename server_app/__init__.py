@@ -1,0 +1,1 @@
+"""The ServerApp: round loop, recorder, checkpoints, report."""
