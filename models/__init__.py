@@ -1,0 +1,74 @@
+"""Architectures by name, all with the same cut: backbone, mapping, head.
+
+>>> from models import InputShape, build_model
+>>> model = build_model("cnn1", InputShape(channels=3, image_size=32, num_classes=10))
+>>> model.raw_dim, model.feature_dim, model.head
+(500, 512, Linear(in_features=512, out_features=10, bias=True))
+
+``python -m models`` prints all names. Your own architecture needs a function that takes an
+`InputShape` and returns an ``nn.Module`` with the attribute ``raw_dim``, the width of the flat
+feature vector ``(N, raw_dim)`` that it returns. It has no last layer: the head is added for you.
+
+.. code-block:: python
+
+    # my_app/nets.py
+    class TinyNet(nn.Module):
+        def __init__(self, channels: int) -> None:
+            super().__init__()
+            self.raw_dim = 128
+            self.layers = nn.Sequential(
+                nn.Conv2d(channels, 128, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+            )
+
+        def forward(self, x):
+            return self.layers(x)
+
+
+    def tiny(shape: InputShape) -> nn.Module:
+        return TinyNet(shape.channels)
+
+Then write its address where a name is expected: ``models="my_app.nets:tiny, resnet18"``.
+The rules, which `tests/contract/test_models.py` checks for every registered model:
+
+- building it and running it depend on shapes only, not on values: a client builds its model on
+  torch's ``meta`` device before it loads the weights;
+- the forward pass uses every parameter;
+- buffers are persistent, so that the ``state_dict`` is the whole model;
+- subclass `SplittableBackbone` (``stem``, ``body``) to let FedIN cut the model.
+
+To contribute a model with a name of its own, put ``@register_model("tiny", description="...")``
+above the function in a file of this package and import that file below; the contract test then
+covers it with no new test code. ``adapter=False`` keeps the raw width: no mapping is added, and a
+method that needs another width refuses the client at the roll call.
+"""
+
+from models import cnn  # noqa: F401  (its models register on import)
+from models.base import (
+    Backbone,
+    InputShape,
+    ModelError,
+    SplitModel,
+    Splittable,
+    SplittableBackbone,
+    count_parameters,
+)
+from models.build import build_model
+from models.mapping import MAPPINGS, build_mapping
+from models.registry import ModelInfo, list_models, model_info, register_model
+
+__all__ = [
+    "MAPPINGS",
+    "Backbone",
+    "InputShape",
+    "ModelError",
+    "ModelInfo",
+    "SplitModel",
+    "Splittable",
+    "SplittableBackbone",
+    "build_mapping",
+    "build_model",
+    "count_parameters",
+    "list_models",
+    "model_info",
+    "register_model",
+]

@@ -1,0 +1,163 @@
+"""The contract every architecture fulfils: backbone, mapping, head.
+
+A client's model is cut in three: the backbone gives raw features ``(N, L)``, the mapping makes them
+features ``(N, d)``, the head makes them class scores ``(N, C)``. Only the backbone differs between
+architectures. The head has one shape for all of them, so that a method can exchange heads,
+prototypes or representations between unlike clients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+
+class ModelError(ValueError):
+    """A model name, an assignment or a user's backbone that cannot be used as written."""
+
+
+@dataclass(frozen=True)
+class InputShape:
+    """What a data set asks of a model: images go in, class scores come out.
+
+    Attributes
+    ----------
+    channels : int
+        Colour channels of an image.
+    image_size : int
+        Height and width in pixels; images are square.
+    num_classes : int
+        Width of the head's output, C.
+    """
+
+    channels: int
+    image_size: int
+    num_classes: int
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value < 1:
+                raise ModelError(f"input shape: {name}={value!r}, must be 1 or more")
+
+    def __str__(self) -> str:
+        return (
+            f"{self.channels}x{self.image_size}x{self.image_size} images, "
+            f"{self.num_classes} classes"
+        )
+
+
+class Backbone(nn.Module):
+    """Base for architectures: images ``(N, channels, S, S)`` to raw features ``(N, raw_dim)``.
+
+    Subclassing is a convenience: `build_model` takes any ``nn.Module`` with an integer ``raw_dim``.
+
+    Parameters
+    ----------
+    raw_dim : int
+        Width L of the feature vector that ``forward`` returns.
+    """
+
+    raw_dim: int
+
+    def __init__(self, raw_dim: int) -> None:
+        super().__init__()
+        self.raw_dim = raw_dim
+
+
+class SplittableBackbone(Backbone):
+    """A backbone that FedIN can cut after its stem (methods.md 3(6)).
+
+    Subclasses give `stem` and `body`; ``forward`` is their composition. The stem has the same
+    architecture in the whole family, so its outputs can be exchanged between members.
+    """
+
+    def stem(self, x: Tensor) -> Tensor:
+        """Images ``(N, channels, S, S)`` to feature maps ``(N, c, s, s)``."""
+        raise NotImplementedError(f"{type(self).__name__} must define stem(x)")
+
+    def body(self, s: Tensor) -> Tensor:
+        """Feature maps of `stem` to raw features ``(N, raw_dim)``."""
+        raise NotImplementedError(f"{type(self).__name__} must define body(s)")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images ``(N, channels, S, S)`` to raw features ``(N, raw_dim)``."""
+        return self.body(self.stem(x))
+
+
+class SplitModel(nn.Module):
+    """A client's whole model: private backbone and mapping, and a head of the common shape.
+
+    Parameters
+    ----------
+    name : str
+        The name it was built from, as in the run configuration.
+    backbone : nn.Module
+        Images to raw features ``(N, raw_dim)``.
+    mapping : nn.Module
+        Raw features to features ``(N, feature_dim)``; see `models.mapping`.
+    raw_dim, feature_dim, num_classes : int
+        The widths L, d and C.
+
+    Attributes
+    ----------
+    head : nn.Linear
+        ``Linear(feature_dim, num_classes)``, whatever the backbone.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        backbone: nn.Module,
+        mapping: nn.Module,
+        *,
+        raw_dim: int,
+        feature_dim: int,
+        num_classes: int,
+    ) -> None:
+        super().__init__()
+        self.name = name
+        self.raw_dim = raw_dim
+        self.feature_dim = feature_dim
+        self.num_classes = num_classes
+        self.backbone = backbone
+        self.mapping = mapping
+        self.head = nn.Linear(feature_dim, num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Images ``(N, channels, S, S)`` to the head's input ``(N, feature_dim)``."""
+        features: Tensor = self.mapping(self.backbone(x))
+        return features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images ``(N, channels, S, S)`` to class scores (logits) ``(N, num_classes)``."""
+        logits: Tensor = self.head(self.features(x))
+        return logits
+
+
+class Splittable(SplitModel):
+    """A `SplitModel` that FedIN can cut: ``forward(x) == head(body(stem(x)))``.
+
+    `build_model` returns this class when the backbone is a `SplittableBackbone`; test with
+    ``isinstance(model, Splittable)``.
+    """
+
+    backbone: SplittableBackbone
+
+    def stem(self, x: Tensor) -> Tensor:
+        """Images ``(N, channels, S, S)`` to FedIN's ``s_in``, feature maps ``(N, c, s, s)``."""
+        return self.backbone.stem(x)
+
+    def body(self, s: Tensor) -> Tensor:
+        """``s_in`` to FedIN's ``s_out`` ``(N, feature_dim)``.
+
+        ``s_out`` is the classifier's input, so the mapping is applied. It is the identity for the
+        ResNets of the paper at ``feature_dim=512``.
+        """
+        s_out: Tensor = self.mapping(self.backbone.body(s))
+        return s_out
+
+
+def count_parameters(module: nn.Module) -> int:
+    """Count the scalars of all parameters; buffers such as BatchNorm statistics are left out."""
+    return sum(parameter.numel() for parameter in module.parameters())
