@@ -42,7 +42,7 @@ covers it with no new test code. ``adapter=False`` keeps the raw width: no mappi
 method that needs another width refuses the client at the roll call.
 """
 
-from models import cnn, resnet  # noqa: F401  (their models register on import)
+from models import cnn, resnet, vision  # noqa: F401  (their models register on import)
 from models.base import (
     Backbone,
     InputShape,
