@@ -53,10 +53,12 @@ from models.base import (
     count_parameters,
 )
 from models.build import build_model
+from models.groups import GROUPS, assign_model, resolve_models
 from models.mapping import MAPPINGS, build_mapping
 from models.registry import ModelInfo, list_models, model_info, register_model
 
 __all__ = [
+    "GROUPS",
     "MAPPINGS",
     "Backbone",
     "InputShape",
@@ -65,10 +67,12 @@ __all__ = [
     "SplitModel",
     "Splittable",
     "SplittableBackbone",
+    "assign_model",
     "build_mapping",
     "build_model",
     "count_parameters",
     "list_models",
     "model_info",
     "register_model",
+    "resolve_models",
 ]
