@@ -1,0 +1,45 @@
+"""Datasets by name, partitioners, and each client's splits.
+
+>>> from data import DataSpec, load_client_data
+>>> client = load_client_data(DataSpec(dataset="digits", alpha=0.5), client=0, num_clients=5)
+>>> images, labels = next(client.train.batches(batch_size=8))
+>>> tuple(images.shape), images.dtype
+((8, 1, 32, 32), torch.uint8)
+
+Images stay uint8 and memory-mapped, so that all worker processes share one copy; `normalise`
+turns a batch into floats on its device. Importing this package is cheap: torch, torchvision,
+scikit-learn and flwr-datasets are imported where they are first used.
+"""
+
+from data import dataset as _dataset
+from data import partition as _partition
+from data.client import ClientData, load_client_data, load_device_data
+from data.dataset import ImageDataset, load_dataset
+from data.partition import ClientIndices, partition_indices
+from data.spec import DATASETS, PARTITIONS, TEST_SPLITS, DataError, DataSpec
+from data.split import Split, normalise
+
+
+def clear_memory() -> None:
+    """Forget the datasets and splits this process has open; cache files stay."""
+    _dataset.clear_memory()
+    _partition.clear_memory()
+
+
+__all__ = [
+    "DATASETS",
+    "PARTITIONS",
+    "TEST_SPLITS",
+    "ClientData",
+    "ClientIndices",
+    "DataError",
+    "DataSpec",
+    "ImageDataset",
+    "Split",
+    "clear_memory",
+    "load_client_data",
+    "load_dataset",
+    "load_device_data",
+    "normalise",
+    "partition_indices",
+]

@@ -1,0 +1,270 @@
+"""From a partition scheme to each client's training, validation and test rows."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data import partitioners
+from data.cache import cache_root, fetch_entry
+from data.class_shares import apply_table, check_shares, share_table
+from data.dataset import ImageDataset
+from data.partitioners import Rows
+from data.spec import DataSpec
+
+# Raise it when a scheme changes what it draws, so that old entries are not read.
+_FORMAT = 1
+_TEST_SHARE = 0.25
+_PARTS = ("train", "validation", "test")
+_FILE = "split.npz"
+
+
+@dataclass(frozen=True, eq=False)
+class ClientIndices:
+    """The rows of a dataset that one client holds, ascending and read-only.
+
+    Attributes
+    ----------
+    train, validation, test : NDArray[np.int64]
+        Rows of the dataset; disjoint, within a client and (but for a global test set) across
+        clients.
+    """
+
+    train: Rows
+    validation: Rows
+    test: Rows
+
+
+def partition_indices(
+    spec: DataSpec, dataset: ImageDataset, num_clients: int
+) -> list[ClientIndices]:
+    """Share a dataset's rows among clients; a function of (labels, spec, num_clients) only.
+
+    With `test_split="personal"` the official parts are pooled and each client's pool is cut into
+    75 % training and 25 % test rows at random; a client with a single example trains on it. With
+    "global" only the official training part is shared and every client is tested on the whole
+    official test part. `class-shares` never pools: its table is applied to each part. Validation
+    rows, a `validation_fraction` of the training rows rounded down, are taken out of them at
+    random.
+
+    Parameters
+    ----------
+    spec : DataSpec
+        The description.
+    dataset : ImageDataset
+        The dataset it describes.
+    num_clients : int
+        Number of clients K.
+
+    Returns
+    -------
+    clients : list[ClientIndices]
+        By client id.
+
+    Raises
+    ------
+    DataError
+        If the request cannot be satisfied, with sizes and what to change.
+    """
+    return list(_partition(spec, dataset, num_clients, str(cache_root())))
+
+
+@lru_cache(maxsize=8)
+def _partition(
+    spec: DataSpec, dataset: ImageDataset, num_clients: int, root: str
+) -> tuple[ClientIndices, ...]:
+    relevant = (
+        _FORMAT,
+        dataset.labels_digest,
+        num_clients,
+        spec.partition,
+        float(spec.alpha),
+        spec.classes_per_client,
+        spec.min_examples,
+        spec.partition_seed,
+        spec.test_split,
+        float(spec.validation_fraction),
+        float(spec.subset),
+    )
+    key = hashlib.sha256(repr(relevant).encode()).hexdigest()[:16]
+
+    def build(target: Path) -> None:
+        _write(target, compute_split(spec, dataset, num_clients))
+
+    return fetch_entry(Path(root) / "splits" / f"{num_clients}-{key}", _read, build)
+
+
+def compute_split(spec: DataSpec, dataset: ImageDataset, num_clients: int) -> list[ClientIndices]:
+    """As `partition_indices`, without any cache."""
+    train, test = official_rows(spec, dataset)
+    if spec.partition == "class-shares":
+        clients = _class_shares(spec, dataset.labels, train, test, num_clients)
+    elif spec.test_split == "personal":
+        clients = _personal(spec, dataset.labels, np.concatenate([train, test]), num_clients)
+    else:
+        clients = _training_only(spec, dataset.labels, train, num_clients)
+    if spec.test_split == "global":
+        # One array for all: a copy for each of 1000 clients would take 80 MB.
+        shared = _frozen(test)
+        return [
+            ClientIndices(_frozen(client.train), _frozen(client.validation), shared)
+            for client in clients
+        ]
+    return [
+        ClientIndices(_frozen(client.train), _frozen(client.validation), _frozen(client.test))
+        for client in clients
+    ]
+
+
+def official_rows(spec: DataSpec, dataset: ImageDataset) -> tuple[Rows, Rows]:
+    """Return the official training and test rows, thinned to `spec.subset` class by class.
+
+    Every class that occurs in a part keeps at least one example there.
+    """
+    rows = np.arange(len(dataset), dtype=np.int64)
+    parts = [rows[: dataset.train_size], rows[dataset.train_size :]]
+    if spec.subset == 1:
+        return parts[0], parts[1]
+    generator = np.random.default_rng(purpose_seed(spec, "subset"))
+    kept = []
+    for part in parts:
+        labels = dataset.labels[part]
+        by_class = [np.empty(0, np.int64)]
+        for label in np.unique(labels):
+            mine = part[labels == label]
+            count = max(1, round(spec.subset * len(mine)))
+            by_class.append(generator.choice(mine, size=count, replace=False))
+        kept.append(np.sort(np.concatenate(by_class)))
+    return kept[0], kept[1]
+
+
+def take_out(rows: Rows, fraction: float, generator: np.random.Generator) -> tuple[Rows, Rows]:
+    """Cut a random `fraction` of rows, rounded down, out of them.
+
+    Returns
+    -------
+    rest, taken : NDArray[np.int64]
+        The two parts.
+    """
+    # The margin keeps 0.1 * 30 = 3.0000000000000004 and its like from changing a count.
+    count = int(fraction * len(rows) + 1e-9)
+    shuffled = generator.permutation(rows)
+    return shuffled[count:], shuffled[:count]
+
+
+def _personal(spec: DataSpec, labels: Rows, pool: Rows, num_clients: int) -> list[ClientIndices]:
+    clients = []
+    shares = _share(spec, labels, pool, num_clients)
+    for rows, generator in zip(shares, _generators(spec, "roles"), strict=False):
+        # The test part is rounded up, but the only example of a client is for training.
+        tested = math.ceil(len(rows) * _TEST_SHARE) if len(rows) > 1 else 0
+        shuffled = generator.permutation(rows)
+        train, validation = take_out(shuffled[tested:], spec.validation_fraction, generator)
+        clients.append(ClientIndices(train, validation, shuffled[:tested]))
+    return clients
+
+
+def _training_only(
+    spec: DataSpec, labels: Rows, pool: Rows, num_clients: int
+) -> list[ClientIndices]:
+    clients = []
+    shares = _share(spec, labels, pool, num_clients)
+    for rows, generator in zip(shares, _generators(spec, "roles"), strict=False):
+        train, validation = take_out(rows, spec.validation_fraction, generator)
+        clients.append(ClientIndices(train, validation, pool[:0]))
+    return clients
+
+
+def _share(spec: DataSpec, labels: Rows, rows: Rows, num_clients: int) -> list[Rows]:
+    """Apply the scheme to some rows; positions become rows again."""
+    partitioners.check_clients(num_clients, len(rows))
+    mine, seed = labels[rows], purpose_seed(spec, "partition")
+    if spec.partition == "dirichlet":
+        parts = partitioners.dirichlet(mine, num_clients, spec.alpha, spec.min_examples, seed)
+    elif spec.partition == "pathological":
+        parts = partitioners.pathological(mine, num_clients, spec.classes_per_client, seed)
+    else:
+        parts = partitioners.iid(mine, num_clients, seed)
+    return [rows[part] for part in parts]
+
+
+def _class_shares(
+    spec: DataSpec, labels: Rows, train: Rows, test: Rows, num_clients: int
+) -> list[ClientIndices]:
+    partitioners.check_clients(num_clients, len(train))
+    classes = np.unique(labels[np.concatenate([train, test])])
+    table = share_table(
+        classes, num_clients, spec.classes_per_client, purpose_seed(spec, "partition")
+    )
+    generator = np.random.default_rng(purpose_seed(spec, "validation"))
+    rest, validation = take_out(train, spec.validation_fraction, generator)
+    check_shares(table, classes, labels[rest])
+    parts = [
+        [
+            rows[part]
+            for part in apply_table(table, classes, labels[rows], purpose_seed(spec, purpose))
+        ]
+        for purpose, rows in (("train", rest), ("held-out", validation), ("test", test))
+    ]
+    return [ClientIndices(*arrays) for arrays in zip(*parts, strict=True)]
+
+
+def purpose_seed(spec: DataSpec, purpose: str) -> int:
+    """Derive the seed of one purpose, so that draws for one never shift those for another."""
+    digest = hashlib.sha256(f"{spec.partition_seed}|{purpose}".encode()).digest()
+    return int.from_bytes(digest[:4], "little")
+
+
+def _generators(spec: DataSpec, purpose: str) -> Iterator[np.random.Generator]:
+    """Yield one private generator per client, by client id."""
+    seed = purpose_seed(spec, purpose)
+    for client in itertools.count():
+        yield np.random.default_rng([seed, client])
+
+
+def _frozen(rows: Rows) -> Rows:
+    ascending = np.sort(rows)  # neighbouring rows share pages of the mapped images
+    ascending.flags.writeable = False
+    return ascending
+
+
+def _write(target: Path, clients: list[ClientIndices]) -> None:
+    """Store each part as one array of rows plus a count per client; a shared test set once."""
+    shared_test = len(clients) > 1 and all(client.test is clients[0].test for client in clients)
+    arrays: dict[str, NDArray[np.int64]] = {}
+    for part in _PARTS:
+        holders = clients[:1] if part == "test" and shared_test else clients
+        rows = [getattr(client, part) for client in holders]
+        arrays[part] = np.concatenate(rows)
+        arrays[f"{part}_counts"] = np.array([len(array) for array in rows], dtype=np.int64)
+    np.savez(target / _FILE, allow_pickle=False, **arrays)
+
+
+def _read(entry: Path) -> tuple[ClientIndices, ...]:
+    parts: dict[str, list[Rows]] = {}
+    try:
+        with np.load(entry / _FILE, allow_pickle=False) as stored:
+            for part in _PARTS:
+                ends = np.cumsum(stored[f"{part}_counts"])
+                rows = stored[part]
+                rows.flags.writeable = False
+                parts[part] = np.split(rows, ends[:-1])
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"{entry} is damaged") from error
+    if len(parts["test"]) == 1:
+        parts["test"] *= len(parts["train"])
+    return tuple(ClientIndices(*arrays) for arrays in zip(*parts.values(), strict=True))
+
+
+def clear_memory() -> None:
+    """Forget the splits this process has read; files stay."""
+    _partition.cache_clear()

@@ -1,0 +1,110 @@
+"""What a user says about the data: a validated, hashable description.
+
+Nothing here touches a file, so that a wrong value stops a run before any data is loaded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+DATASETS: tuple[str, ...] = (
+    "digits",
+    "fashion-mnist",
+    "cifar10",
+    "cifar100",
+    "svhn",
+    "tiny-imagenet",
+    "imagefolder",
+)
+PARTITIONS: tuple[str, ...] = ("dirichlet", "pathological", "class-shares", "iid")
+TEST_SPLITS: tuple[str, ...] = ("personal", "global")
+
+
+class DataError(ValueError):
+    """Data that is missing, unreadable, or asked for in a way that cannot be satisfied.
+
+    The message names the value and its owner (key, dataset, folder or file) and the remedy.
+    """
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """Which images a run uses and how its clients share them.
+
+    Parameters
+    ----------
+    dataset : str (default: "digits")
+        One of `DATASETS`.
+    data_dir : str (default: "")
+        Folder with the dataset's files. Empty means the standard places, then a download where
+        the library offers one; a named folder is never replaced by a download.
+    partition : str (default: "dirichlet")
+        One of `PARTITIONS`.
+    alpha : float (default: 0.1)
+        Dirichlet concentration (`dirichlet` only). Larger is closer to uniform.
+    classes_per_client : int (default: 2)
+        Classes each client holds (`pathological` and `class-shares` only).
+    min_examples : int (default: 10)
+        Fewest examples a client may hold (`dirichlet` only). Lowered to N/(2K) where that is
+        smaller, N examples over K clients. 0 allows empty clients.
+    partition_seed : int (default: 0)
+        Seed of every draw made here. Separate from the run's seed on purpose, so that repeats of
+        a run can share one split.
+    test_split : str (default: "personal")
+        "personal": each client's test examples come from its own pool; "global": every client is
+        tested on the whole official test set.
+    validation_fraction : float (default: 0.1)
+        Share of a client's training examples set aside for validation, in [0, 1).
+    subset : float (default: 1.0)
+        Share of the dataset that is used, in (0, 1], class by class, of both official parts.
+    image_size : int (default: 0)
+        Side in pixels to which images are resized when the cache is built. 0 keeps their own.
+
+    Raises
+    ------
+    DataError
+        If a value has the wrong type or is out of range.
+    """
+
+    dataset: str = "digits"
+    data_dir: str = ""
+    partition: str = "dirichlet"
+    alpha: float = 0.1
+    classes_per_client: int = 2
+    min_examples: int = 10
+    partition_seed: int = 0
+    test_split: str = "personal"
+    validation_fraction: float = 0.1
+    subset: float = 1.0
+    image_size: int = 0
+
+    def __post_init__(self) -> None:
+        for name, (kind, accepts, accepted) in _RULES.items():
+            value = getattr(self, name)
+            right_type = isinstance(value, kind) and not isinstance(value, bool)
+            if not (right_type and accepts(value)):
+                key = name.replace("_", "-")
+                raise DataError(f"{key}={value!r} is not accepted; give {accepted}.")
+
+
+def _one_of(names: tuple[str, ...]) -> tuple[Any, Callable[[Any], bool], str]:
+    return str, lambda value: value in names, "one of " + ", ".join(names)
+
+
+# Field -> (type, test, what is accepted). The comparisons also refuse NaN.
+_RULES: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
+    "dataset": _one_of(DATASETS),
+    "data_dir": (str, lambda value: True, "a folder's path as a string"),
+    "partition": _one_of(PARTITIONS),
+    "alpha": ((int, float), lambda value: 0 < value < math.inf, "a number above 0"),
+    "classes_per_client": (int, lambda value: value >= 1, "a whole number from 1"),
+    "min_examples": (int, lambda value: value >= 0, "a whole number from 0"),
+    "partition_seed": (int, lambda value: value >= 0, "a whole number from 0"),
+    "test_split": _one_of(TEST_SPLITS),
+    "validation_fraction": ((int, float), lambda value: 0 <= value < 1, "a number in [0, 1)"),
+    "subset": ((int, float), lambda value: 0 < value <= 1, "a number in (0, 1]"),
+    "image_size": (int, lambda value: value >= 0, "a whole number of pixels, 0 for unchanged"),
+}
