@@ -1,0 +1,110 @@
+"""Who a client is: identity, model, data and device, from node-config and run-config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from flwr.app import Context
+
+from data import ClientData, load_client_data, load_device_data
+from models import assign_model
+from strategies.base.client import ClientContext
+from strategies.base.options import ConfigError
+from strategies.base.run_config import RunConfig, parse_run_config
+
+NODE_KEYS = (
+    "partition-id", "num-partitions", "client-id", "data-dir", "dataset", "model", "device",
+    "threads", "state-dir",
+)  # fmt: skip
+"""Node-config keys that Wildflower reads."""
+
+
+def client_id_of(node: Mapping[str, object]) -> int:
+    """Return the client's stable identity: `client-id`, else `partition-id`.
+
+    Raises
+    ------
+    ConfigError
+        If the node was given neither, or not a whole number.
+    """
+    value = node.get("client-id", node.get("partition-id"))
+    if type(value) is not int or value < 0:
+        raise ConfigError(
+            f"client-id = {value!r}: this node needs an identity; start it with --node-config "
+            "'client-id=0 data-dir=\"/path/to/folder\"' or 'partition-id=0 num-partitions=10'"
+        )
+    return value
+
+
+def client_context(context: Context, server_round: int) -> ClientContext:
+    """Assemble everything a client half needs for one round."""
+    run = _parse(tuple(sorted(context.run_config.items())))
+    node = context.node_config
+    client_id = client_id_of(node)
+    torch.set_num_threads(_count(node, "threads", 1))
+    return ClientContext(
+        client_id=client_id,
+        server_round=server_round,
+        run=run,
+        data=_data(run, node),
+        model_name=str(node.get("model") or assign_model(run.models, client_id)),
+        device=_device(str(node.get("device", run.device))),
+    )
+
+
+def state_root(run: RunConfig, node: Mapping[str, object], run_name: str) -> Path:
+    """Return where this node keeps private states of a run.
+
+    By default inside the run's directory, below `output-dir` on this node's own disk; `state-dir`
+    in node-config names another place. In a simulation over several Ray nodes it must be a
+    directory that all of them share, because a client may be simulated on any of them.
+    """
+    own = node.get("state-dir")
+    if own:
+        return Path(str(own)).expanduser() / run_name
+    return run.run_root / run_name / "clients"
+
+
+@lru_cache(maxsize=8)
+def _parse(items: tuple[tuple[str, bool | int | float | str], ...]) -> RunConfig:
+    return parse_run_config(dict(items))
+
+
+def _data(run: RunConfig, node: Mapping[str, object]) -> ClientData:
+    import dataclasses
+
+    spec = run.data_spec
+    if "partition-id" in node:
+        partitions = _count(node, "num-partitions", None)
+        return load_client_data(spec, _count(node, "partition-id", None, minimum=0), partitions)
+    folder = node.get("data-dir")
+    if not folder:
+        raise ConfigError(
+            "data-dir: this node has neither a data folder nor a partition; start it with "
+            "--node-config 'client-id=0 data-dir=\"/path/to/folder\"' or "
+            "'partition-id=0 num-partitions=10'"
+        )
+    dataset = str(node.get("dataset", "imagefolder"))
+    return load_device_data(dataclasses.replace(spec, dataset=dataset, data_dir=str(folder)))
+
+
+def _count(node: Mapping[str, object], key: str, default: int | None, minimum: int = 1) -> int:
+    value = node.get(key, default)
+    if type(value) is not int or value < minimum:
+        raise ConfigError(f"{key} = {value!r} in node-config: accepted is an integer >= {minimum}")
+    return value
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device = {name!r}: this node has {torch.cuda.device_count()} CUDA devices; "
+            "accepted is auto, cpu or an existing cuda:N"
+        )
+    return device

@@ -1,0 +1,98 @@
+"""The private state store: each client's own state on its own disk, one file per round.
+
+Files are `<state directory>/client-00003/round-00007.safetensors`. A client that trains in round
+t starts from its newest file of a round before t, so a run that resumes at an earlier round finds
+the state of that time. Files older than any round that the server can still resume at go away.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from strategies.base.state import StateError, load_state, read_about, save_state
+
+ROUND_FILE = re.compile(r"round-(\d{5,})\.safetensors")
+
+T = TypeVar("T")
+
+
+def state_directory(root: Path, client_id: int) -> Path:
+    """Return the directory of one client's files."""
+    return root / f"client-{client_id:05d}"
+
+
+def prune_rounds(directory: Path, keep_from: int) -> None:
+    """Delete files that no resume at a round >= `keep_from` needs.
+
+    A resume at `keep_from` needs the newest file of that round or before, so that one stays.
+    """
+    rounds = sorted(_rounds(directory))
+    needed = max((r for r in rounds if r <= keep_from), default=None)
+    for number in rounds:
+        if needed is not None and number < needed:
+            _file(directory, number).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class StateStore:
+    """One client's private states.
+
+    Attributes
+    ----------
+    directory : Path
+        From `state_directory`.
+    about : dict
+        Facts that must not change while a run lasts (method, model, client id, seed); a file
+        written under other facts is refused.
+    durable : bool
+        Wait for the disk on every write.
+    """
+
+    directory: Path
+    about: dict[str, Any]
+    durable: bool = False
+
+    def newest_before(self, server_round: int) -> Path | None:
+        """Return the newest file of an earlier round, or None if the client never trained."""
+        rounds = [number for number in _rounds(self.directory) if number < server_round]
+        return _file(self.directory, max(rounds)) if rounds else None
+
+    def load(self, path: Path, skeleton: T) -> tuple[T, int]:
+        """Return the saved state and in how many rounds this client has trained so far.
+
+        Raises
+        ------
+        StateError
+            If the file is damaged or was written under other facts, naming both.
+        """
+        about = read_about(path)
+        trained = about.pop("rounds_trained")
+        about.pop("round")
+        changed = [k for k in self.about if about.get(k) != self.about[k]]
+        if changed:
+            raise StateError(
+                f"{path}: saved with "
+                + ", ".join(f"{k} = {about.get(k)!r} (now {self.about[k]!r})" for k in changed)
+                + "; use another run-name, or go back to the saved settings"
+            )
+        return load_state(path, skeleton), int(trained)
+
+    def save(self, server_round: int, state: Any, rounds_trained: int) -> None:
+        """Write the state after a round, atomically."""
+        about = {**self.about, "round": server_round, "rounds_trained": rounds_trained}
+        path = _file(self.directory, server_round)
+        save_state(path, state, about, durable=self.durable)
+
+
+def _rounds(directory: Path) -> list[int]:
+    if not directory.is_dir():
+        return []
+    matches = (ROUND_FILE.fullmatch(path.name) for path in directory.iterdir())
+    return [int(match[1]) for match in matches if match]
+
+
+def _file(directory: Path, server_round: int) -> Path:
+    return directory / f"round-{server_round:05d}.safetensors"

@@ -1,0 +1,198 @@
+"""The local training loop and the passes over local data that methods share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from data import Split, normalise
+from models import SplitModel
+from strategies.base.client import ClientContext
+from strategies.base.options import AUTO
+
+LossFunction = Callable[[Tensor, Tensor], dict[str, Tensor]]
+"""From normalised images (B, C, H, W) and labels (B,) to named loss terms, already weighted."""
+
+EVALUATION_BATCH = 256
+
+
+class TrainingDivergedError(RuntimeError):
+    """A loss became NaN or infinite."""
+
+
+def train_epochs(
+    context: ClientContext,
+    modules: Sequence[nn.Module],
+    loss_function: LossFunction,
+    *,
+    clip_norm: float | None = None,
+    epochs: int | None = None,
+) -> dict[str, float]:
+    """Train modules on the client's training examples.
+
+    Every epoch visits every example once in a new order drawn from (seed, client, round); the
+    last batch is not dropped, except a single left-over example where a module has BatchNorm. A
+    client whose only batch is one example trains with BatchNorm in evaluation mode.
+
+    Parameters
+    ----------
+    context : ClientContext
+        Gives data, device, and the run's optimiser settings.
+    modules : sequence of nn.Module
+        What is optimised; put in training mode here and in evaluation mode at the end.
+    loss_function : callable
+        Returns the loss terms of a batch; their sum is minimised.
+    clip_norm : float, optional
+        Each module's gradient is scaled down to at most this norm, separately.
+    epochs : int, optional
+        Default: the run's `local-epochs`.
+
+    Returns
+    -------
+    dict
+        Mean of every loss term per example over all steps, their sum as "loss", and
+        "examples_seen", the number of examples in all steps.
+
+    Raises
+    ------
+    TrainingDivergedError
+        Naming client, round, loss term and its last finite value.
+    """
+    drop_singletons = _enter_training(modules, context)
+    optimizer = make_optimizer(context, [p for m in modules for p in m.parameters()])
+    generator = context.generator("batches")
+    totals: dict[str, float] = {}
+    seen = 0
+    for epoch in range(epochs or context.run.local_epochs):
+        steps: list[dict[str, Tensor]] = []
+        sizes: list[int] = []
+        for images, labels in device_batches(
+            context, context.data.train, context.run.batch_size, generator, drop_singletons
+        ):
+            terms = _step(context, optimizer, modules, loss_function, images, labels, clip_norm)
+            steps.append(terms)
+            sizes.append(len(labels))
+        # One look at the losses an epoch: on a GPU a look at every step would stall it.
+        _add_epoch(context, epoch, steps, sizes, totals)
+        seen += sum(sizes)
+    for module in modules:
+        module.eval()
+    means = {name: total / seen for name, total in totals.items()}
+    return {"loss": sum(means.values()), **means, "examples_seen": float(seen)}
+
+
+def make_optimizer(
+    context: ClientContext, parameters: Sequence[nn.Parameter]
+) -> torch.optim.Optimizer:
+    """Return a fresh optimiser: the run's settings where they are given, else the method's."""
+    run, defaults = context.run, context.run.chosen_method.training
+    name = defaults.optimizer if run.optimizer == AUTO else run.optimizer
+    lr = defaults.lr if isinstance(run.lr, str) else run.lr
+    decay = defaults.weight_decay if isinstance(run.weight_decay, str) else run.weight_decay
+    momentum = defaults.momentum if isinstance(run.momentum, str) else run.momentum
+    if name == "sgd":
+        return torch.optim.SGD(parameters, lr=lr, momentum=momentum, weight_decay=decay)
+    kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
+    return kind(parameters, lr=lr, weight_decay=decay)
+
+
+def device_batches(
+    context: ClientContext,
+    split: Split,
+    batch_size: int,
+    generator: torch.Generator | None = None,
+    drop_singletons: bool = False,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield normalised images, channels last, and labels on the client's device.
+
+    Shuffled with `generator`, else in order. Only uint8 pixels cross to the device.
+    """
+    for images, labels in split.batches(batch_size, generator, drop_singletons):
+        pixels = images.to(context.device, non_blocking=True)
+        yield (
+            normalise(pixels).to(memory_format=torch.channels_last),
+            labels.to(context.device, non_blocking=True),
+        )
+
+
+@torch.no_grad()
+def collect_representations(context: ClientContext, model: SplitModel) -> tuple[Tensor, Tensor]:
+    """Return representations (n, d) and labels (n,) of the whole training set, on the CPU.
+
+    Evaluation mode, fixed order, nothing dropped.
+    """
+    model.eval()
+    parts = [
+        (model.features(images).float().cpu(), labels.cpu())
+        for images, labels in device_batches(context, context.data.train, EVALUATION_BATCH)
+    ]
+    return torch.cat([r for r, _ in parts]), torch.cat([y for _, y in parts])
+
+
+@contextmanager
+def precision(context: ClientContext) -> Iterator[None]:
+    """Compute in bfloat16 where `amp = "bf16"` allows it; weights stay float32."""
+    with torch.autocast(
+        context.device.type, dtype=torch.bfloat16, enabled=context.run.amp == "bf16"
+    ):
+        yield
+
+
+def _step(
+    context: ClientContext,
+    optimizer: torch.optim.Optimizer,
+    modules: Sequence[nn.Module],
+    loss_function: LossFunction,
+    images: Tensor,
+    labels: Tensor,
+    clip_norm: float | None,
+) -> dict[str, Tensor]:
+    with precision(context):
+        terms = loss_function(images, labels)
+    optimizer.zero_grad(set_to_none=True)
+    torch.stack([term.float() for term in terms.values()]).sum().backward()
+    if clip_norm is not None:
+        for module in modules:
+            nn.utils.clip_grad_norm_(module.parameters(), clip_norm)
+    optimizer.step()
+    return {name: term.detach().float() for name, term in terms.items()}
+
+
+def _add_epoch(
+    context: ClientContext,
+    epoch: int,
+    steps: list[dict[str, Tensor]],
+    sizes: list[int],
+    totals: dict[str, float],
+) -> None:
+    """Add the epoch's loss terms to `totals`, weighted by examples, after checking them."""
+    weights = torch.tensor(sizes, dtype=torch.float64)
+    for name in steps[0]:
+        values = torch.stack([terms[name] for terms in steps]).double().cpu()
+        finite = values.isfinite()
+        if not finite.all():
+            step = int((~finite).nonzero()[0])
+            last = f"{values[step - 1].item():.4g} in the step before" if step else "none"
+            raise TrainingDivergedError(
+                f"client {context.client_id}, round {context.server_round}, epoch {epoch + 1}: "
+                f"{name} became {values[step].item()} in step {step + 1} of {len(steps)}; last "
+                f"finite value: {last}; lower lr"
+            )
+        totals[name] = totals.get(name, 0.0) + float(values @ weights)
+
+
+def _enter_training(modules: Sequence[nn.Module], context: ClientContext) -> bool:
+    """Put modules in training mode; return whether a left-over example must be dropped."""
+    for module in modules:
+        module.train()
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    norms = [layer for m in modules for layer in m.modules() if isinstance(layer, kinds)]
+    if min(len(context.data.train), context.run.batch_size) > 1:
+        return bool(norms)
+    # Batch statistics of one example are undefined: use the running ones.
+    for layer in norms:
+        layer.eval()
+    return False

@@ -1,0 +1,70 @@
+"""Server checkpoints: one file a round, the newest few kept, damaged ones passed over."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from strategies.base.state import StateError, load_state, read_about, save_state
+
+ROUND_FILE = re.compile(r"round-(\d{5,})\.safetensors")
+
+
+class Checkpoints:
+    """The server's states by round, in `<run>/checkpoints/`.
+
+    Parameters
+    ----------
+    directory : Path
+        Where the files are.
+    keep : int
+        How many of the newest to keep, at least 1.
+    """
+
+    def __init__(self, directory: Path, keep: int) -> None:
+        self.directory = directory
+        self.keep = keep
+
+    def save(self, server_round: int, state: Any) -> None:
+        """Write a round's state atomically, then delete what is too old."""
+        save_state(self._file(server_round), state, {"round": server_round}, durable=True)
+        for number in self.rounds()[: -self.keep]:
+            self._file(number).unlink(missing_ok=True)
+
+    def load_newest(self, skeleton: Any) -> int:
+        """Fill `skeleton` from the newest undamaged file and return its round; 0 if there is none.
+
+        Raises
+        ------
+        StateError
+            If there are files and all of them are damaged.
+        """
+        rounds = self.rounds()
+        for number in reversed(rounds):
+            path = self._file(number)
+            try:
+                read_about(path)
+                load_state(path, skeleton)
+            except StateError as error:
+                print(f"warning: checkpoint {path.name} cannot be used: {error}", flush=True)
+                path.rename(path.with_suffix(".damaged"))
+                continue
+            return number
+        if rounds:
+            raise StateError(f"{self.directory}: none of {len(rounds)} checkpoints can be used")
+        return 0
+
+    def oldest(self) -> int:
+        """Return the oldest round a resume could start from; 0 before the first checkpoint."""
+        return min(self.rounds(), default=0)
+
+    def rounds(self) -> list[int]:
+        """Return the rounds that have a file, ascending."""
+        if not self.directory.is_dir():
+            return []
+        matches = (ROUND_FILE.fullmatch(path.name) for path in self.directory.iterdir())
+        return sorted(int(match[1]) for match in matches if match)
+
+    def _file(self, server_round: int) -> Path:
+        return self.directory / f"round-{server_round:05d}.safetensors"

@@ -1,0 +1,130 @@
+"""Sending messages and receiving replies over a Flower Grid, with deadlines."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+PUSH_CHUNK = 16
+"""Messages handed to the Grid at once, so that a large round is never held twice."""
+SHORTEST_POLL, LONGEST_POLL = 0.01, 0.5
+"""Bounds of the pause between two polls, in seconds."""
+
+
+class GridError(RuntimeError):
+    """The SuperLink did not take a message."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What is remembered of a message until its reply is there."""
+
+    kind: str
+    node_id: int
+    client_id: int | None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A reply, or the reason why there is none; exactly one of the two is set."""
+
+    sent: Sent
+    message: Message | None
+    reason: str | None
+
+
+class Inbox:
+    """The messages that are out, and their replies as they come.
+
+    Replies are matched by the message they answer: an error reply for a dead node does not come
+    from that node but from the SuperLink.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+        self._out: dict[str, Sent] = {}
+        self._arrived: deque[Answer] = deque()
+
+    def push(self, messages: Iterable[tuple[Message, Sent]]) -> None:
+        """Send messages, taken from a lazy iterable a few at a time."""
+        iterator = iter(messages)
+        while chunk := list(islice(iterator, PUSH_CHUNK)):
+            ids = list(self.grid.push_messages([message for message, _ in chunk]))
+            if len(ids) != len(chunk) or not all(ids):
+                raise GridError(
+                    f"the SuperLink refused {len(chunk) - sum(map(bool, ids))} of {len(chunk)} "
+                    f"messages of kind {chunk[0][1].kind}; its log says why"
+                )
+            self._out |= {i: sent for i, (_, sent) in zip(ids, chunk, strict=True)}
+
+    def outstanding(self, *kinds: str) -> int:
+        """Return how many messages of these kinds have no reply yet."""
+        return sum(sent.kind in kinds for sent in self._out.values())
+
+    def receive(self, deadline: float, *kinds: str) -> Answer | None:
+        """Return the next reply, of any kind; wait for it while one of `kinds` is out.
+
+        Parameters
+        ----------
+        deadline : float
+            On the clock of `time.monotonic`.
+        *kinds : str
+            What to wait for.
+
+        Returns
+        -------
+        Answer or None
+            None if nothing of `kinds` is out, or the deadline is reached.
+        """
+        pause = SHORTEST_POLL
+        while not self._arrived:
+            if not self.outstanding(*kinds):
+                return None
+            started = time.monotonic()
+            self._poll()
+            if self._arrived:
+                break
+            if started >= deadline:
+                return None
+            # A poll may be slow (an HTTP request, 1000 ids): never spend most time polling.
+            pause = max(min(1.5 * pause, LONGEST_POLL), 2 * (time.monotonic() - started))
+            time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
+        return self._arrived.popleft()
+
+    def arrived(self) -> Iterator[Answer]:
+        """Yield the replies that are there now, without waiting."""
+        self._poll()
+        while self._arrived:
+            yield self._arrived.popleft()
+
+    def _poll(self) -> None:
+        if not self._out:
+            return
+        for message in self.grid.pull_messages(list(self._out)):
+            sent = self._out.pop(message.metadata.reply_to_message_id, None)
+            if sent is None:
+                continue  # answered twice, or given up on
+            if message.has_error():
+                self._arrived.append(Answer(sent, None, _reason(message)))
+            else:
+                self._arrived.append(Answer(sent, message, None))
+
+    def give_up(self, *kinds: str) -> list[Answer]:
+        """Forget all outstanding messages of these kinds; their late replies are ignored."""
+        lost = [(i, sent) for i, sent in self._out.items() if sent.kind in kinds]
+        for message_id, _ in lost:
+            del self._out[message_id]
+        return [Answer(sent, None, "no answer before the deadline") for _, sent in lost]
+
+
+def _reason(message: Message) -> str:
+    """Return the telling line of an error reply: the exception, without Ray's traceback."""
+    lines = [line.strip() for line in (message.error.reason or "").splitlines() if line.strip()]
+    text = lines[-1] if lines else f"error code {message.error.code}, no reason given"
+    return text.strip("'>\"")[:500]

@@ -1,0 +1,199 @@
+"""The round loop: roll call, rounds, records, checkpoints, resume."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from flwr.app import MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy.result import Result
+
+from server_app import console
+from server_app.checkpoints import Checkpoints
+from server_app.console import say
+from server_app.inbox import Inbox
+from server_app.recorder import Recorder
+from server_app.report import write_report
+from server_app.roster import Roster
+from server_app.round import Round, RoundResult
+from server_app.run_directory import RunDirectory, write_atomically
+from server_app.summary import summarise
+from strategies.base.exchange import MessageFactory
+from strategies.base.server import ServerHalf
+
+
+def run_rounds(strategy: ServerHalf[Any], grid: Grid) -> Result:
+    """Run a strategy from its roll call to its report, resuming where the run-config says so.
+
+    Whatever ends the run early, its records stay, config.json says "failed" and why, and a
+    report is written of what there is.
+    """
+    directory = RunDirectory.open(strategy.run)
+    loop = RoundLoop(strategy, grid, directory)
+    try:
+        result = loop.execute()
+    except BaseException as error:
+        reason = f"{type(error).__name__}: {error}"
+        say(f"wildflower: the run failed: {reason}")
+        directory.set_status("failed", reason=reason)
+        loop.report()
+        raise
+    finally:
+        directory.release()
+    return result
+
+
+class RoundLoop:
+    """One run: the strategy does the method, this does everything around it."""
+
+    def __init__(self, strategy: ServerHalf[Any], grid: Grid, directory: RunDirectory) -> None:
+        run = strategy.run
+        self.strategy = strategy
+        self.run = run
+        self.directory = directory
+        self.recorder = Recorder(directory.path)
+        self.checkpoints = Checkpoints(directory.path / "checkpoints", run.keep_checkpoints)
+        self.inbox = Inbox(grid)
+        # A message outlives its round's deadline a little, so that the deadline decides.
+        self.messages = MessageFactory(directory.name, {}, ttl=run.round_timeout + 30)
+        self.roster = Roster(strategy, self.inbox, self.messages)
+        self.trained: dict[int, int] = {}
+        self.durations: list[float] = []
+        self.best: tuple[float, int] | None = None
+        strategy.messages = self.messages
+
+    def execute(self) -> Result:
+        """Run all rounds that are left and return Flower's result object."""
+        say(f"wildflower: run {self.directory.name} in {self.directory.path}")
+        self.strategy.summary()
+        self.roster.assemble()
+        self._record_cards()
+        self.strategy.state = self.strategy.initial_state()
+        done = self.checkpoints.load_newest(self.strategy.state) if self.directory.resumed else 0
+        if self.directory.resumed:
+            say(f"resuming after round {done}")
+        self.recorder.begin(keep_rounds=done)
+        self._note_roster_problems(done)
+        say(console.cards_table(self.strategy.cards))
+        result = Result()
+        for number in range(done + 1, self.run.num_rounds + 1):
+            outcome = self._round(number)
+            result.train_metrics_clientapp[number] = MetricRecord(dict(outcome.server_metrics))
+            reason = self.strategy.should_stop(number, self.recorder.accuracy)
+            if reason is not None:
+                say(f"stopping after round {number}: {reason}")
+                break
+        else:
+            number = self.run.num_rounds
+        self._close(number)
+        return result
+
+    def report(self) -> None:
+        """Write report.html from whatever records there are."""
+        if not (self.directory.path / "metrics.csv").is_file():
+            return
+        path = write_report(self.directory.path)
+        say(f"report: {path}")
+
+    def _round(self, number: int) -> RoundResult:
+        run = self.run
+        self.roster.invite()
+        online = self.roster.wait_online()
+        cards = self.strategy.cards
+        available = [i for i in online if cards[i].train_examples > 0]
+        participants = self.strategy.select(number, available, self.recorder.accuracy)
+        evaluates = run.evaluates_in(number)
+        phase = "pre" if run.evaluates_before_training else "post"
+        others = [i for i in online if i not in set(participants)] if evaluates else []
+        self._set_control(evaluate=evaluates, phase=phase, final=False)
+        outcome = Round(
+            self.strategy, self.inbox, self.roster, number, participants, others
+        ).exchange()
+        accuracy, evaluated = self.recorder.add(outcome)
+        self._note_roster_problems(number)
+        self.checkpoints.save(number, self.strategy.state)
+        for client_id, row in outcome.rows:
+            if row.phase == "train" and row.metric == "loss":
+                self.trained[client_id] = self.trained.get(client_id, 0) + 1
+        self._say_round(outcome, accuracy, evaluated)
+        return outcome
+
+    def _close(self, last_round: int) -> None:
+        """Evaluate everyone once more where evaluation came before training; then summarise."""
+        if self.run.evaluates_before_training:
+            self._set_control(evaluate=True, phase="final", final=True)
+            outcome = Round(
+                self.strategy, self.inbox, self.roster, last_round, [], self.roster.online()
+            ).exchange()
+            self.recorder.add(outcome, closing=True)
+        summary = summarise(self.directory.path, self.run, len(self.strategy.cards))
+        text = json.dumps(summary, indent=2) + "\n"
+        write_atomically(self.directory.path / "summary.json", text)
+        self._prune_simulated_states()
+        say()
+        say(console.final_table(self.strategy.cards, self.recorder.accuracy, self.trained))
+        say(console.closing_lines(summary))
+        self.directory.set_status("completed")
+        self.report()
+
+    def _set_control(self, *, evaluate: bool, phase: str, final: bool) -> None:
+        self.messages.control = {
+            "evaluate": evaluate,
+            "phase": phase,
+            "final": final,
+            "token": str(self.directory.info["token"]),
+            "keep-from": self.checkpoints.oldest(),
+        }
+
+    def _record_cards(self) -> None:
+        cards = self.strategy.cards
+        self.directory.write_cards(cards)
+        pairs = "".join(f"{i}:{cards[i].data_hash};" for i in sorted(cards))
+        digest = hashlib.sha256(pairs.encode()).hexdigest()[:16]
+        self.directory.set_status("running", split_hash=digest, clients=len(cards))
+        for client_id in sorted(cards):
+            if cards[client_id].train_examples == 0:
+                say(f"client {client_id} has no training examples: it is evaluated, not trained")
+
+    def _note_roster_problems(self, number: int) -> None:
+        """Print and record clients that could not join, and the cards of those that did."""
+        for client_id, reason in self.roster.problems:
+            who = "a node" if client_id is None else f"client {client_id}"
+            say(f"{who} was left out: {reason}")
+        self.recorder.add_failures(
+            number, [(client_id, "roll call", reason) for client_id, reason in self.roster.problems]
+        )
+        self.roster.problems.clear()
+
+    def _prune_simulated_states(self) -> None:
+        """In a simulation the clients' states are here; drop those no resume can need."""
+        from client_app.state_store import prune_rounds
+
+        clients = self.directory.path / "clients"
+        for client in clients.iterdir() if clients.is_dir() else ():
+            prune_rounds(client, self.checkpoints.oldest())
+
+    def _say_round(self, outcome: RoundResult, accuracy: float | None, evaluated: int) -> None:
+        number, total = outcome.server_round, self.run.num_rounds
+        if accuracy is not None and (self.best is None or accuracy > self.best[0]):
+            self.best = accuracy, number
+        shown = "not evaluated"
+        if accuracy is not None and self.best is not None:
+            shown = (
+                f"accuracy {console.percent(accuracy)} "
+                f"(best {console.percent(self.best[0])}, {evaluated} clients)"
+            )
+        scalars = {
+            way: sum(t.scalars for t in outcome.traffic if t.direction == way and t.purpose == "train")
+            for way in ("uplink", "downlink")
+        }
+        self.durations.append(outcome.seconds)
+        recent = self.durations[-5:]
+        left = (total - number) * sum(recent) / len(recent)
+        say(
+            f"round {number}/{total}  {shown}  up {console.human(scalars['uplink'])}  "
+            f"down {console.human(scalars['downlink'])} scalars  {outcome.seconds:.1f} s  "
+            f"left {left:.0f} s"
+        )

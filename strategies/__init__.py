@@ -1,0 +1,1 @@
+"""Methods, one file each, and in `base` the contract they keep."""

@@ -1,0 +1,1 @@
+"""What every method shares: options, payloads, states, randomness, and the two halves' bases."""

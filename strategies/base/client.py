@@ -1,0 +1,109 @@
+"""The client half's base class, and what a client half is given to work with."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data import ClientData
+from models import InputShape, SplitModel, build_model
+from strategies.base.rng import numpy_generator, torch_generator
+from strategies.base.run_config import RunConfig
+
+S = TypeVar("S")
+D = TypeVar("D")
+U = TypeVar("U")
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientContext:
+    """One client in one round: configuration, local data, device and private randomness.
+
+    Attributes
+    ----------
+    client_id : int
+        The client's stable identity.
+    server_round : int
+        The current round, from 1; 0 at the roll call.
+    run : RunConfig
+        The run's configuration.
+    data : ClientData
+        Local training, validation and test examples.
+    model_name : str
+        The client's own architecture.
+    device : torch.device
+        Where to compute.
+    """
+
+    client_id: int
+    server_round: int
+    run: RunConfig
+    data: ClientData
+    model_name: str
+    device: torch.device
+
+    @property
+    def config(self) -> Any:
+        """The running method's own `Config`."""
+        return self.run.method_config
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """Sizes of the named dimensions that payloads are declared with."""
+        return {"d": self.run.feature_dim, "C": self.data.num_classes}
+
+    @property
+    def shape(self) -> InputShape:
+        """Channels, image size and classes of the local data."""
+        return InputShape(self.data.channels, self.data.image_size, self.data.num_classes)
+
+    def build_model(self, mapping: str = "AP") -> SplitModel:
+        """Build the client's own architecture; `mapping` is `models.mapping`'s (raw width to d)."""
+        return build_model(self.model_name, self.shape, self.run.feature_dim, mapping)
+
+    def generator(self, purpose: str, server_round: int | None = None) -> torch.Generator:
+        """Return this client's private torch generator for a purpose (default: this round's)."""
+        number = self.server_round if server_round is None else server_round
+        return torch_generator(self.run.seed, self.client_id, number, purpose)
+
+    def numpy_generator(self, purpose: str, server_round: int | None = None) -> np.random.Generator:
+        """Return this client's private NumPy generator for a purpose (default: this round's)."""
+        number = self.server_round if server_round is None else server_round
+        return numpy_generator(self.run.seed, self.client_id, number, purpose)
+
+
+class ClientHalf(ABC, Generic[S, D, U]):
+    """What a method does on a client. Instances hold nothing: all that lasts is in the state.
+
+    In a round the framework calls, on one client: `build` or a load of the saved state,
+    `receive`, then, around `train`, `predict` for evaluation (before it for `pre`, after it for
+    `post`). A client that is only evaluated is not trained and its state is not saved.
+    """
+
+    @abstractmethod
+    def build(self, context: ClientContext) -> S:
+        """Construct the state's modules, randomly initialised, everything else at its default.
+
+        Called under a private random stream, and also on torch's meta device to obtain a
+        skeleton for a saved state: construct modules here and compute nothing.
+        """
+
+    def receive(self, context: ClientContext, state: S, downlink: D) -> None:
+        """Put the downlink's knowledge into the state; the default keeps the state as it is."""
+
+    @abstractmethod
+    def train(self, context: ClientContext, state: S, downlink: D) -> tuple[U, dict[str, float]]:
+        """Train locally, change `state` in place, and return the uplink and training metrics."""
+
+    @abstractmethod
+    def predict(self, state: S, downlink: D, images: Tensor) -> dict[str, Tensor]:
+        """Score normalised images (N, C, H, W): named scores (N, classes), the main metric first.
+
+        The main one is named "accuracy"; further ones, such as "accuracy_head", are recorded
+        beside it. The class with the largest score is the prediction.
+        """

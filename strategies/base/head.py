@@ -1,0 +1,95 @@
+"""The shared classification head: first weights, loading, and training on the server.
+
+Used by every method in which the server owns one Linear(d, C) for all clients.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+
+def initial_linear(classes: int, width: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw a head's first weight (C, d) and bias (C,): uniform in +-1/sqrt(d), as torch does."""
+    bound = 1 / math.sqrt(width)
+    weight = torch.empty(classes, width).uniform_(-bound, bound, generator=generator)
+    bias = torch.empty(classes).uniform_(-bound, bound, generator=generator)
+    return weight, bias
+
+
+def load_head(head: nn.Linear, weight: NDArray[np.float32], bias: NDArray[np.float32]) -> None:
+    """Copy a received head into a model's; nothing is aliased."""
+    with torch.no_grad():
+        head.weight.copy_(torch.tensor(weight))
+        head.bias.copy_(torch.tensor(bias))
+
+
+def head_arrays(head: nn.Linear) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return copies of a head's weight (C, d) and bias (C,) for an uplink."""
+    weight, bias = head.weight.detach().cpu(), head.bias.detach().cpu()
+    return weight.numpy().copy(), bias.numpy().copy()
+
+
+def train_head(
+    weight: Tensor,
+    bias: Tensor,
+    inputs: Tensor,
+    targets: Tensor,
+    *,
+    lr: float,
+    epochs: int,
+    batch_size: int,
+    generator: torch.Generator,
+    reduction: str = "sum",
+    classes: Tensor | None = None,
+) -> tuple[Tensor, Tensor, float]:
+    """Train a head by plain SGD on cross entropy with (soft) labels.
+
+    Parameters
+    ----------
+    weight, bias : Tensor
+        Head, (C, d) and (C,); not changed.
+    inputs : Tensor
+        Representations, (N, d).
+    targets : Tensor
+        Label distributions, (N, C), rows sum to 1.
+    lr, epochs, batch_size
+        Of the SGD; batches are shuffled with `generator`.
+    reduction : str
+        "sum" or "mean" of the loss over a batch. With "sum" the step grows with the batch.
+    classes : Tensor, optional
+        Ids of the only classes whose logits take part; the rest of the head stays as it is.
+
+    Returns
+    -------
+    tuple
+        New weight, new bias, and the mean loss per example during the last epoch, or before
+        training where `epochs` is 0.
+    """
+    weight = weight.clone().requires_grad_()
+    bias = bias.clone().requires_grad_()
+    optimizer = torch.optim.SGD([weight, bias], lr=lr)
+
+    def loss_of(rows: Tensor | slice) -> Tensor:
+        logits, wanted = F.linear(inputs[rows], weight, bias), targets[rows]
+        if classes is not None:
+            logits, wanted = logits[:, classes], wanted[:, classes]
+        return F.cross_entropy(logits, wanted, reduction="sum")
+
+    with torch.no_grad():
+        mean_loss = loss_of(slice(None)).item() / len(inputs)
+    for _ in range(epochs):
+        total = 0.0
+        for rows in torch.randperm(len(inputs), generator=generator).split(batch_size):
+            loss = loss_of(rows)
+            optimizer.zero_grad()
+            (loss if reduction == "sum" else loss / len(rows)).backward()
+            optimizer.step()
+            total += loss.item()
+        mean_loss = total / len(inputs)
+    return weight.detach(), bias.detach(), mean_loss

@@ -1,0 +1,305 @@
+"""Typed payloads: what crosses the network, declared once, packed and checked in one place.
+
+A payload is a dataclass whose fields are made with `array` (one array with named dimensions) or
+`arrays` (a mapping from names to arrays, such as the state of a model). On the wire all tensors
+of one dtype travel as one flat array, because Flower moves every array as an object of its own
+and the number of objects, not their size, is what costs time. A manifest (JSON in a ConfigRecord)
+says how to cut the flat arrays up again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from numpy.typing import NDArray
+
+ARRAYS = "arrays"
+MANIFEST = "manifest"
+DTYPES = ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
+
+Shape = tuple[int, ...]
+Template = Mapping[str, tuple[Shape, str]]
+"""Expected shape and dtype of every entry of an `arrays` field."""
+
+T = TypeVar("T")
+
+
+class PayloadError(ValueError):
+    """A payload is not what its declaration says; the text names the key."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayRule:
+    """Declaration of a payload field; see `array` and `arrays`."""
+
+    dims: tuple[str | int, ...] = ()
+    dtype: str = "float32"
+    counted: bool = True
+    minimum: float | None = None
+    below: str | int | None = None
+    unique: bool = False
+    mapping: bool = False
+
+
+def array(
+    *dims: str | int,
+    dtype: str = "float32",
+    counted: bool = True,
+    minimum: float | None = None,
+    below: str | int | None = None,
+    unique: bool = False,
+) -> Any:
+    """Declare a payload field that holds one NumPy array.
+
+    Parameters
+    ----------
+    *dims : str or int
+        Named or fixed dimensions, for example `array("m", "d")`. A name the receiver knows (such
+        as "d" and "C") is checked; any other name is bound by the first field that uses it, and
+        every further use must agree.
+    dtype : str
+        NumPy dtype name.
+    counted : bool
+        Whether the elements count in the paper's convention (`count_scalars`).
+    minimum : float, optional
+        Smallest accepted value.
+    below : str or int, optional
+        Values must be smaller than this number or than the size of this dimension.
+    unique : bool
+        Whether values must differ from each other (class ids).
+    """
+    rule = ArrayRule(dims, dtype, counted, minimum, below, unique)
+    return dataclasses.field(metadata={"array": rule})
+
+
+def arrays(*, counted: bool = True) -> Any:
+    """Declare a payload field that maps names to arrays, checked against a `Template`."""
+    return dataclasses.field(metadata={"array": ArrayRule(counted=counted, mapping=True)})
+
+
+def rules_of(cls: type) -> dict[str, ArrayRule]:
+    """Return the declared fields of a payload class."""
+    return {f.name: f.metadata["array"] for f in dataclasses.fields(cls)}
+
+
+def _entries(payload: Any) -> Iterator[tuple[str, ArrayRule, NDArray[Any]]]:
+    """Yield (key, rule, array); entries of a mapping are keyed `field/name`."""
+    for name, rule in rules_of(type(payload)).items():
+        value = getattr(payload, name)
+        if rule.mapping:
+            for entry, item in value.items():
+                yield f"{name}/{entry}", rule, np.asarray(item)
+        else:
+            yield name, rule, np.asarray(value)
+
+
+def count_scalars(payload: Any) -> tuple[int, int]:
+    """Return (paper, wire): elements in the paper's convention, and all elements sent."""
+    paper = wire = 0
+    for _, rule, item in _entries(payload):
+        wire += item.size
+        paper += item.size if rule.counted else 0
+    return paper, wire
+
+
+def pack(payload: Any) -> RecordDict:
+    """Pack a payload into a RecordDict: one flat array per dtype, and a manifest.
+
+    Raises
+    ------
+    PayloadError
+        If an array has a dtype that does not travel (such as object), naming the key.
+    """
+    manifest: list[list[Any]] = []
+    by_dtype: dict[str, list[NDArray[Any]]] = {}
+    for key, rule, item in _entries(payload):
+        dtype = item.dtype.name if rule.mapping else rule.dtype
+        if dtype not in DTYPES:
+            raise PayloadError(f"{key}: dtype {dtype} does not travel; use one of {DTYPES}")
+        # ascontiguousarray would turn a scalar into a vector, so the shape is taken first.
+        manifest.append([key, dtype, list(item.shape)])
+        by_dtype.setdefault(dtype, []).append(np.ascontiguousarray(item, dtype=dtype))
+    record = ArrayRecord({dtype: _flat_array(dtype, items) for dtype, items in by_dtype.items()})
+    return RecordDict(
+        {ARRAYS: record, MANIFEST: ConfigRecord({"entries": json.dumps(manifest)})}
+    )
+
+
+def _flat_array(dtype: str, items: list[NDArray[Any]]) -> Array:
+    """Join arrays into one flat Flower Array in NumPy's format, copying each element once."""
+    total = sum(item.size for item in items)
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header,
+        {"shape": (total,), "fortran_order": False, "descr": np.dtype(dtype).newbyteorder("<").str},
+    )
+    data = b"".join([header.getvalue(), *(memoryview(i.reshape(-1)).cast("B") for i in items if i.size)])
+    return Array(dtype=dtype, shape=(total,), stype="numpy.ndarray", data=data)
+
+
+def unpack(
+    cls: type[T],
+    content: RecordDict,
+    dims: Mapping[str, int],
+    templates: Mapping[str, Template] | None = None,
+) -> T:
+    """Rebuild and check a payload; the arrays are read-only views of the received bytes.
+
+    Parameters
+    ----------
+    cls : type
+        The payload dataclass.
+    content : RecordDict
+        The records received; other records than `ARRAYS` and `MANIFEST` are not looked at.
+    dims : Mapping[str, int]
+        Sizes the receiver knows.
+    templates : Mapping[str, Template], optional
+        For every `arrays` field the entries it must have.
+
+    Raises
+    ------
+    PayloadError
+        Naming the key and what was expected and found: missing or undeclared keys, dtype, shape,
+        values that are not finite or out of range.
+    """
+    found = _cut(content)
+    sizes = dict(dims)
+    values: dict[str, Any] = {}
+    for name, rule in rules_of(cls).items():
+        if rule.mapping:
+            template = (templates or {}).get(name)
+            if template is None:
+                raise PayloadError(f"{name}: the receiver has no template to check it against")
+            values[name] = {
+                entry: _take(found, f"{name}/{entry}", shape, dtype, rule, sizes)
+                for entry, (shape, dtype) in template.items()
+            }
+        else:
+            values[name] = _take(found, name, rule.dims, rule.dtype, rule, sizes)
+    if found:
+        raise PayloadError(f"{sorted(found)[0]}: key is not declared by {cls.__qualname__}")
+    return cls(**values)
+
+
+def _cut(content: RecordDict) -> dict[str, NDArray[Any]]:
+    """Cut the flat arrays up into the manifest's entries."""
+    manifest = _read_manifest(content)
+    record = content.array_records.get(ARRAYS)
+    flats = {dtype: _read_flat(dtype, item) for dtype, item in (record or {}).items()}
+    offsets = dict.fromkeys(flats, 0)
+    entries: dict[str, NDArray[Any]] = {}
+    for key, dtype, shape in manifest:
+        if key in entries:
+            raise PayloadError(f"{key}: key appears twice in the manifest")
+        if dtype not in flats:
+            raise PayloadError(f"{key}: no array of dtype {dtype} was received")
+        size = math.prod(shape)
+        start = offsets[dtype]
+        if start + size > flats[dtype].size:
+            raise PayloadError(
+                f"{key}: shape {tuple(shape)} needs {size} elements, "
+                f"{flats[dtype].size - start} are left of dtype {dtype}"
+            )
+        entries[key] = flats[dtype][start : start + size].reshape(shape)
+        offsets[dtype] = start + size
+    for dtype, flat in flats.items():
+        if offsets[dtype] != flat.size:
+            raise PayloadError(f"{dtype}: {flat.size - offsets[dtype]} elements are in no key")
+    return entries
+
+
+def _read_manifest(content: RecordDict) -> list[tuple[str, str, list[int]]]:
+    text = content.config_records.get(MANIFEST, ConfigRecord()).get("entries")
+    if not isinstance(text, str):
+        raise PayloadError(f"{MANIFEST}: missing, or not a text")
+    try:
+        manifest = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PayloadError(f"{MANIFEST}: not readable as JSON ({error})") from error
+    if not isinstance(manifest, list):
+        raise PayloadError(f"{MANIFEST}: not a list")
+    for entry in manifest:
+        well_formed = (
+            isinstance(entry, list)
+            and len(entry) == 3
+            and isinstance(entry[0], str)
+            and isinstance(entry[1], str)
+            and isinstance(entry[2], list)
+            and all(type(n) is int and n >= 0 for n in entry[2])
+        )
+        if not well_formed:
+            raise PayloadError(f"{MANIFEST}: entry {str(entry)[:80]} is not [key, dtype, shape]")
+    return manifest
+
+
+def _read_flat(dtype: str, item: Array) -> NDArray[Any]:
+    """View a Flower Array's bytes as a flat NumPy array without copying or unpickling."""
+    if dtype not in DTYPES:
+        raise PayloadError(f"{dtype}: dtype does not travel; accepted are {', '.join(DTYPES)}")
+    stream = io.BytesIO(item.data[:4096])
+    try:
+        if np.lib.format.read_magic(stream) != (1, 0):
+            raise PayloadError(f"{dtype}: array is not in NumPy's format 1.0")
+        shape, _, found = np.lib.format.read_array_header_1_0(stream)
+    except ValueError as error:
+        raise PayloadError(f"{dtype}: array is not in NumPy's format ({error})") from error
+    body = len(item.data) - stream.tell()
+    if found != np.dtype(dtype).newbyteorder("<") or len(shape) != 1:
+        raise PayloadError(f"{dtype}: received dtype {found} with shape {shape}")
+    if body != shape[0] * found.itemsize:
+        raise PayloadError(f"{dtype}: header says {shape[0]} elements, {body} bytes follow")
+    return np.frombuffer(item.data, dtype=found, offset=stream.tell())
+
+
+def _take(
+    found: dict[str, NDArray[Any]],
+    key: str,
+    dims: tuple[str | int, ...],
+    dtype: str,
+    rule: ArrayRule,
+    sizes: dict[str, int],
+) -> NDArray[Any]:
+    """Remove `key` from `found` and check it; binds dimension names in `sizes`."""
+    if key not in found:
+        raise PayloadError(f"{key}: key is missing")
+    item = found.pop(key)
+    if item.dtype.name != dtype:
+        raise PayloadError(f"{key}: dtype {item.dtype.name}, expected {dtype}")
+    expected = tuple(sizes.get(n, n) if isinstance(n, str) else n for n in dims)
+    matches = len(item.shape) == len(dims) and all(
+        isinstance(want, str) or want == got
+        for want, got in zip(expected, item.shape, strict=True)
+    )
+    if not matches:
+        raise PayloadError(f"{key}: shape {item.shape}, expected {expected}")
+    for name, size in zip(dims, item.shape, strict=True):
+        # The same unknown name twice in one shape must agree with itself as well.
+        if isinstance(name, str) and sizes.setdefault(name, size) != size:
+            raise PayloadError(f"{key}: shape {item.shape}, but {name} is {sizes[name]}")
+    _check_values(key, item, rule, sizes)
+    return item
+
+
+def _check_values(
+    key: str, item: NDArray[Any], rule: ArrayRule, sizes: Mapping[str, int]
+) -> None:
+    if item.size == 0:
+        return
+    if item.dtype.kind == "f" and not np.isfinite(item).all():
+        bad = int(item.size - np.isfinite(item).sum())
+        raise PayloadError(f"{key}: {bad} of {item.size} values are NaN or infinite")
+    if rule.minimum is not None and item.min() < rule.minimum:
+        raise PayloadError(f"{key}: value {item.min()} is below {rule.minimum:g}")
+    if rule.below is not None:
+        bound = sizes[rule.below] if isinstance(rule.below, str) else rule.below
+        if item.max() >= bound:
+            raise PayloadError(f"{key}: value {item.max()} is not below {bound}")
+    if rule.unique and np.unique(item).size != item.size:
+        raise PayloadError(f"{key}: values repeat")

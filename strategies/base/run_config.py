@@ -1,0 +1,156 @@
+"""The run's configuration: every run-config key outside the methods' own, with its range."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from data import DATASETS, PARTITIONS, DataSpec
+from strategies.base.method import Method, get_method, method_names
+from strategies.base.options import (
+    AUTO,
+    ConfigError,
+    option,
+    option_keys,
+    parse_options,
+    unknown_key,
+)
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+
+MAY_CHANGE_ON_RESUME = frozenset(
+    "num-rounds output-dir run-name resume keep-checkpoints min-clients wait-timeout "
+    "round-timeout on-client-error device".split()
+)
+"""Keys that a resumed run may set differently: none of them changes a finished round."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """Resolved run-config. `design.md` section 4 lists the keys; README explains them."""
+
+    method: str = option("fedre")
+    dataset: str = option("digits", *DATASETS)
+    data_dir: str = option("")
+    image_size: int = option(0, minimum=0, maximum=1024)
+    subset: float = option(1.0, above=0, maximum=1)
+    partition: str = option("dirichlet", *PARTITIONS)
+    alpha: float = option(0.1, above=0)
+    classes_per_client: int = option(2, minimum=1)
+    min_examples: int = option(10, minimum=0)
+    partition_seed: int = option(0, minimum=0)
+    test_split: str = option("personal", "global")
+    validation_fraction: float = option(0.1, minimum=0, maximum=0.9)
+    models: str = option("cnn5")
+    feature_dim: int = option(512, minimum=1)
+    num_rounds: int = option(10, minimum=1)
+    sample_fraction: float = option(1.0, above=0, maximum=1)
+    local_epochs: int = option(1, minimum=1)
+    batch_size: int = option(32, minimum=1)
+    optimizer: str = option(AUTO, "sgd", "adam", "adamw")
+    lr: float | str = option(AUTO, kind=float, above=0)
+    momentum: float | str = option(AUTO, kind=float, minimum=0, maximum=1)
+    weight_decay: float | str = option(AUTO, kind=float, minimum=0)
+    evaluate_every: int = option(1, minimum=1)
+    evaluate_when: str = option(AUTO, "pre", "post")
+    seed: int = option(0, minimum=0)
+    device: str = option("auto")
+    amp: str = option("off", "bf16")
+    output_dir: str = option("~/wildflower")
+    run_name: str = option("")
+    resume: str = option("")
+    keep_checkpoints: int = option(2, minimum=1)
+    min_clients: int = option(2, minimum=1)
+    wait_timeout: float = option(120.0, above=0)
+    round_timeout: float = option(3600.0, above=0)
+    on_client_error: str = option("skip", "stop")
+    method_config: Any = None
+
+    def __post_init__(self) -> None:
+        if not DEVICE.fullmatch(self.device):
+            raise ConfigError(f"device = {self.device!r}: accepted is auto, cpu, cuda or cuda:N")
+        if not Path(self.output_dir).expanduser().is_absolute():
+            raise ConfigError(
+                f"output-dir = {self.output_dir!r}: accepted is an absolute path or one that "
+                "starts with ~, because a Flower app does not run in your working directory"
+            )
+        for key, name in (("run-name", self.run_name), ("resume", self.resume)):
+            if name and not NAME.fullmatch(name):
+                raise ConfigError(
+                    f"{key} = {name!r}: accepted is a name of letters, digits, '.', '_' and '-'"
+                )
+        if self.resume and self.run_name:
+            raise ConfigError(
+                f"run-name = {self.run_name!r}: a resumed run keeps its name; give resume alone"
+            )
+
+    @property
+    def data_spec(self) -> DataSpec:
+        """Everything that decides which examples a client has."""
+        names = [field.name for field in dataclasses.fields(DataSpec)]
+        return DataSpec(**{name: getattr(self, name) for name in names})
+
+    @property
+    def run_root(self) -> Path:
+        """Directory that holds all runs."""
+        return Path(self.output_dir).expanduser()
+
+    @property
+    def evaluates_before_training(self) -> bool:
+        """Whether evaluation precedes local training (`pre`), by key or by the method."""
+        when = self.evaluate_when
+        return (self.chosen_method.evaluate_when if when == AUTO else when) == "pre"
+
+    @property
+    def chosen_method(self) -> Method:
+        """The registered method that runs."""
+        return get_method(self.method)
+
+    def evaluates_in(self, server_round: int) -> bool:
+        """Whether clients are evaluated in this round: every n-th one and the last."""
+        return server_round % self.evaluate_every == 0 or server_round == self.num_rounds
+
+    def flat(self) -> dict[str, Any]:
+        """Return the resolved run-config keys and values, the running method's included."""
+        values = {
+            key: getattr(self, key.replace("-", "_")) for key in option_keys(RunConfig)
+        }
+        config = self.method_config
+        for key in option_keys(type(config), self.method + "."):
+            values[key] = getattr(config, key.split(".", 1)[1].replace("-", "_"))
+        return values
+
+
+def default_run_config() -> dict[str, Any]:
+    """Return every key with its default, all methods' included, as pyproject.toml lists them."""
+    values = option_keys(RunConfig)
+    for name in method_names():
+        values |= option_keys(get_method(name).config, name + ".")
+    return values
+
+
+def parse_run_config(values: Mapping[str, object]) -> RunConfig:
+    """Parse and check a whole run-config; keys of methods that do not run are checked too.
+
+    Raises
+    ------
+    ConfigError
+        Naming key, value and what is accepted.
+    """
+    known = default_run_config()
+    for key in values:
+        if key not in known:
+            raise unknown_key(key, known)
+    run = parse_options(RunConfig, {k: v for k, v in values.items() if "." not in k})
+    if run.method not in method_names():
+        raise ConfigError(
+            f"method = {run.method!r}: accepted is one of {', '.join(method_names())}"
+        )
+    configs = {
+        name: parse_options(get_method(name).config, values, name + ".") for name in method_names()
+    }
+    return dataclasses.replace(run, method_config=configs[run.method])

@@ -1,0 +1,195 @@
+"""The server half's base class: a Flower Strategy that knows clients by id."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy.result import Result
+
+from strategies.base.exchange import INFO, Card, ClientUpdate, MessageFactory, read_reply
+from strategies.base.method import Method
+from strategies.base.payload import Template
+from strategies.base.rng import SERVER, numpy_generator, torch_generator
+from strategies.base.run_config import RunConfig
+
+ServerState = TypeVar("ServerState")
+
+
+class RosterError(RuntimeError):
+    """The clients that answered the roll call do not fit the method."""
+
+
+class ServerHalf(Strategy, Generic[ServerState]):
+    """What a method does on the server.
+
+    A method overrides `initial_state`, `make_downlink` and `aggregate`; `select`, `should_stop`,
+    `check` and `templates` where it differs. The round loop (`server_app.loop`) does the rest.
+
+    Attributes
+    ----------
+    state : dataclass
+        Everything of the server that survives a round; checkpoints hold all its fields.
+    cards : dict of int to Card
+        The clients known so far.
+    """
+
+    def __init__(self, run: RunConfig) -> None:
+        self.run = run
+        self.config = run.method_config
+        self.cards: dict[int, Card] = {}
+        self.messages: MessageFactory | None = None
+        self.state: Any = None
+
+    # What a method defines --------------------------------------------------------------------
+
+    @abstractmethod
+    def initial_state(self) -> ServerState:
+        """Return the state before round 1; `dims` is known by then."""
+
+    @abstractmethod
+    def make_downlink(self, card: Card, server_round: int) -> Any:
+        """Return the payload for one client in one round."""
+
+    @abstractmethod
+    def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+        """Fold the round's valid uplinks into the state and return metrics of the server.
+
+        `updates` yields at least one update, in ascending client id, each as soon as it and all
+        before it have arrived, so that a method can aggregate without holding them all.
+        """
+
+    def select(
+        self, server_round: int, available: Sequence[int], history: Mapping[int, float]
+    ) -> list[int]:
+        """Choose the participants of a round.
+
+        Parameters
+        ----------
+        server_round : int
+            The round, from 1.
+        available : sequence of int
+            Ids of the clients that can train now, ascending.
+        history : Mapping[int, float]
+            Each client's last evaluated accuracy, where there is one.
+
+        Returns
+        -------
+        list of int
+            By default a seeded uniform draw of `sample-fraction` of all known clients that have
+            training examples (rounded to the nearest, at least one), by client id.
+        """
+        known = sorted(i for i, card in self.cards.items() if card.train_examples > 0)
+        count = max(1, math.floor(self.run.sample_fraction * len(known) + 0.5))
+        order = numpy_generator(self.run.seed, SERVER, server_round, "sample").permutation(known)
+        # Ranking everyone known, then passing over who is away, keeps the draw stable.
+        present = set(available)
+        return sorted([int(i) for i in order if int(i) in present][:count])
+
+    def should_stop(self, server_round: int, history: Mapping[int, float]) -> str | None:
+        """Return a reason to end the run after this round, or None to go on."""
+        return None
+
+    def check(self, card: Card) -> str | None:
+        """Return what makes a client unfit for the method, or None."""
+        wanted = self.run.feature_dim
+        if self.method.common_feature_dim and card.feature_dim != wanted:
+            return (
+                f"client {card.client_id}: model {card.model} has representation width "
+                f"{card.feature_dim}, {self.method.name} needs {wanted} (feature-dim); give the "
+                "model a mapping, or set feature-dim to its width for all clients"
+            )
+        return None
+
+    def templates(self, card: Card) -> Mapping[str, Template]:
+        """Return the expected entries of the uplink's `arrays` fields for one client."""
+        return {}
+
+    @property
+    def method(self) -> Method:
+        """The registered method this is the server half of."""
+        return self.run.chosen_method
+
+    # What methods use ---------------------------------------------------------------------------
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """Sizes of the named dimensions of payloads, known after the roll call."""
+        classes = {card.num_classes for card in self.cards.values()}
+        if len(classes) != 1:
+            raise RosterError(f"clients have different numbers of classes: {sorted(classes)}")
+        return {"d": self.run.feature_dim, "C": classes.pop()}
+
+    def generator(self, server_round: int, purpose: str) -> Any:
+        """Return the server's private torch generator for one round and purpose."""
+        return torch_generator(self.run.seed, SERVER, server_round, purpose)
+
+    def admit(self, cards: Iterable[Card]) -> None:
+        """Add clients after checking them; raises `RosterError` with every problem found."""
+        cards = list(cards)
+        problems = [problem for card in cards if (problem := self.check(card)) is not None]
+        if problems:
+            raise RosterError("; ".join(problems[:5]))
+        self.cards |= {card.client_id: card for card in cards}
+
+    # Flower's Strategy ----------------------------------------------------------------------------
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterator[Message]:
+        """Yield the `train` message of every client in config["participants"], lazily."""
+        return self._messages("train", server_round, config)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterator[Message]:
+        """Yield the `evaluate` message of every client in config["participants"], lazily."""
+        return self._messages("evaluate", server_round, config)
+
+    def _messages(self, kind: str, server_round: int, config: ConfigRecord) -> Iterator[Message]:
+        if self.messages is None:
+            raise RuntimeError(f"{type(self).__name__}: messages need a round loop; call start()")
+        for client_id in config["participants"]:  # type: ignore[union-attr]
+            downlink = self.make_downlink(self.cards[int(client_id)], server_round)
+            yield self.messages.build(kind, int(client_id), server_round, downlink)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Check raw replies, aggregate the valid ones in client order; arrays stay in `state`."""
+        updates = [
+            self.read(int(reply.content[INFO]["client-id"]), server_round, reply.content)
+            for reply in replies
+            if reply.has_content()
+        ]
+        metrics = self.aggregate(server_round, iter(sorted(updates, key=lambda u: u.client_id)))
+        return None, MetricRecord(dict(metrics))
+
+    def read(self, client_id: int, server_round: int, content: RecordDict) -> ClientUpdate:
+        """Check one client's reply; raises `PayloadError` naming the key."""
+        templates = self.templates(self.cards[client_id])
+        return read_reply(self.method, content, client_id, server_round, self.dims, templates)
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Return nothing: evaluation rows are recorded per client by the round loop."""
+        return None
+
+    def summary(self) -> None:
+        """Print what is about to run."""
+        settings = dataclasses.asdict(self.config)
+        print(f"{self.method.name}: {self.method.summary}", flush=True)
+        print("  " + (", ".join(f"{k}={v}" for k, v in settings.items()) or "no options"), flush=True)
+
+    def start(self, grid: Grid, *args: Any, **kwargs: Any) -> Result:
+        """Run all rounds through `server_app.loop`, with its records and checkpoints."""
+        from server_app.loop import run_rounds
+
+        return run_rounds(self, grid)

@@ -1,0 +1,186 @@
+"""Declared state: everything that survives a round, saved and loaded generically.
+
+A state is a dataclass. Its fields may be modules, tensors, mappings from names to tensors, plain
+scalars, lists of scalars, or None. Saving walks over all fields, so none can be forgotten; a
+file whose fields differ from the class's is refused. The format is safetensors: nothing is ever
+unpickled, and loading maps the file instead of reading it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+SCALARS = (bool, int, float, str)
+
+T = TypeVar("T")
+
+
+class StateError(RuntimeError):
+    """A state file is missing, damaged, or belongs to something else."""
+
+
+def save_state(
+    path: Path, state: Any, about: Mapping[str, object], *, durable: bool = False
+) -> None:
+    """Write a state atomically: a file under `path` is either whole or absent.
+
+    Parameters
+    ----------
+    path : Path
+        Target file; its directory is created.
+    state : dataclass instance
+        The state to write.
+    about : Mapping[str, object]
+        JSON-serialisable facts about the file, such as round and method; see `read_about`.
+    durable : bool
+        Whether to wait until the bytes are on the disk. A killed process loses nothing without
+        it; a power cut might.
+    """
+    tensors, fields = _flatten(state)
+    header = {"about": json.dumps(dict(about)), "fields": json.dumps(fields)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        save_file(tensors, partial, metadata=header)
+        if durable:
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """Return the facts given to `save_state`; raises `StateError` if the file is damaged."""
+    return _header(path)[0]
+
+
+def load_state(path: Path, skeleton: T) -> T:
+    """Fill `skeleton` from a file and return it.
+
+    Parameters
+    ----------
+    path : Path
+        A file written by `save_state`.
+    skeleton : dataclass instance
+        A state of the class that was saved. Its modules give the structure and may live on the
+        meta device; all other fields are replaced.
+
+    Raises
+    ------
+    StateError
+        If the file is damaged, or its fields or its modules' entries differ from the skeleton's.
+    """
+    _, fields = _header(path)
+    tensors = _read_tensors(path)
+    names = [f.name for f in dataclasses.fields(skeleton)]  # type: ignore[arg-type]
+    if set(names) != set(fields):
+        raise StateError(
+            f"{path}: holds the fields {sorted(fields)}, {type(skeleton).__name__} has {names}"
+        )
+    for name in names:
+        kind, value = fields[name]
+        if kind == "module":
+            entries = {key: tensors[f"{name}/{key}"] for key in value}
+            _fill_module(path, name, getattr(skeleton, name), entries)
+        elif kind == "tensor":
+            setattr(skeleton, name, tensors[name])
+        elif kind == "mapping":
+            setattr(skeleton, name, {key: tensors[f"{name}/{key}"] for key in value})
+        else:
+            setattr(skeleton, name, value)
+    return skeleton
+
+
+def move_state(state: T, device: torch.device) -> T:
+    """Move every module and tensor of a state to `device`, in place where that is possible."""
+    for field in dataclasses.fields(state):  # type: ignore[arg-type]
+        value = getattr(state, field.name)
+        if isinstance(value, nn.Module | Tensor):
+            setattr(state, field.name, value.to(device))
+        elif isinstance(value, dict):
+            setattr(state, field.name, {key: item.to(device) for key, item in value.items()})
+    return state
+
+
+def _flatten(state: Any) -> tuple[dict[str, Tensor], dict[str, list[Any]]]:
+    """Return the tensors by key, and for every field its kind and its keys or value."""
+    tensors: dict[str, Tensor] = {}
+    fields: dict[str, list[Any]] = {}
+    for field in dataclasses.fields(state):
+        name, value = field.name, getattr(state, field.name)
+        if isinstance(value, nn.Module):
+            entries: Mapping[str, Tensor] = value.state_dict()
+            fields[name] = ["module", list(entries)]
+        elif isinstance(value, dict) and all(isinstance(v, Tensor) for v in value.values()):
+            entries = value
+            fields[name] = ["mapping", list(entries)]
+        elif isinstance(value, Tensor):
+            tensors[name] = value.detach().cpu().contiguous()
+            fields[name] = ["tensor", None]
+            continue
+        elif value is None or isinstance(value, SCALARS) or _is_scalar_list(value):
+            fields[name] = ["value", value]
+            continue
+        else:
+            raise StateError(
+                f"{type(state).__name__}.{name}: a {type(value).__name__} cannot be kept; use "
+                "modules, tensors, mappings of tensors, scalars or lists of scalars"
+            )
+        for key, item in entries.items():
+            tensors[f"{name}/{key}"] = item.detach().cpu().contiguous()
+    return _without_aliases(tensors), fields
+
+
+def _is_scalar_list(value: object) -> bool:
+    return isinstance(value, list) and all(v is None or isinstance(v, SCALARS) for v in value)
+
+
+def _without_aliases(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copy tensors that share memory with an earlier one: safetensors refuses shared storage."""
+    seen: set[int] = set()
+    result = {}
+    for key, tensor in tensors.items():
+        address = tensor.untyped_storage().data_ptr()
+        result[key] = tensor.clone() if address in seen else tensor
+        seen.add(address)
+    return result
+
+
+def _header(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+        return json.loads(metadata["about"]), json.loads(metadata["fields"])
+    except FileNotFoundError:
+        raise StateError(f"{path}: no such state file") from None
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        raise StateError(f"{path}: damaged or not a Wildflower state file ({error})") from error
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    """Map the file's tensors into memory, copy on write: changing them leaves the file alone."""
+    with safe_open(path, framework="pt") as file:
+        return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
+
+
+def _fill_module(path: Path, name: str, module: nn.Module, entries: dict[str, Tensor]) -> None:
+    try:
+        module.load_state_dict(entries, strict=True, assign=True)
+    except RuntimeError as error:
+        raise StateError(f"{path}: field {name} does not fit the model ({error})") from error
+    left = [key for key, item in [*module.named_parameters(), *module.named_buffers()] if item.is_meta]
+    if left:
+        raise StateError(
+            f"{name}: {left} are not part of the model's state; register buffers as persistent"
+        )

@@ -1,0 +1,97 @@
+"""Local (standalone) training: every client keeps training its own model, nothing is exchanged.
+
+The reference against which every federated method is measured. Uplink and downlink carry no
+arrays; the server holds nothing. Order of a round on a client: train with cross entropy,
+continuing from the last round's model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from client_app.training import train_epochs
+from models import SplitModel
+from strategies.base.client import ClientContext, ClientHalf
+from strategies.base.exchange import Card, ClientUpdate
+from strategies.base.method import Method, register
+from strategies.base.server import ServerHalf
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Local training has no options of its own."""
+
+
+@dataclasses.dataclass
+class Uplink:
+    """Nothing is sent."""
+
+
+@dataclasses.dataclass
+class Downlink:
+    """Nothing is received."""
+
+
+@dataclasses.dataclass
+class ServerState:
+    """The server keeps nothing."""
+
+
+@dataclasses.dataclass
+class ClientState:
+    """The personal model."""
+
+    model: SplitModel
+
+
+class Client(ClientHalf[ClientState, Downlink, Uplink]):
+    """Client half: cross entropy on the local data."""
+
+    def build(self, context: ClientContext) -> ClientState:
+        return ClientState(context.build_model())
+
+    def train(
+        self, context: ClientContext, state: ClientState, downlink: Downlink
+    ) -> tuple[Uplink, dict[str, float]]:
+        def loss(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            return {"loss_ce": F.cross_entropy(state.model(images), labels)}
+
+        return Uplink(), train_epochs(context, [state.model], loss)
+
+    def predict(
+        self, state: ClientState, downlink: Downlink, images: Tensor
+    ) -> dict[str, Tensor]:
+        return {"accuracy": state.model(images)}
+
+
+class Server(ServerHalf[ServerState]):
+    """Server half: schedules clients and aggregates nothing."""
+
+    def initial_state(self) -> ServerState:
+        return ServerState()
+
+    def make_downlink(self, card: Card, server_round: int) -> Downlink:
+        return Downlink()
+
+    def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+        for _ in updates:
+            pass  # replies are still awaited, so that rounds stay in step
+        return {}
+
+
+METHOD = register(
+    Method(
+        name="local",
+        summary="no exchange: the reference for every other method",
+        config=Config,
+        uplink=Uplink,
+        downlink=Downlink,
+        client=Client,
+        server=Server,
+        common_feature_dim=False,
+    )
+)
