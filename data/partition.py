@@ -104,7 +104,10 @@ def _partition(
 
 
 def compute_split(spec: DataSpec, dataset: ImageDataset, num_clients: int) -> list[ClientIndices]:
-    """As `partition_indices`, without any cache."""
+    """Compute what `partition_indices` returns, without reading or writing any cache.
+
+    Parameters and errors are those of `partition_indices`.
+    """
     train, test = official_rows(spec, dataset)
     if spec.partition == "class-shares":
         clients = _class_shares(spec, dataset.labels, train, test, num_clients)
@@ -128,7 +131,17 @@ def compute_split(spec: DataSpec, dataset: ImageDataset, num_clients: int) -> li
 def official_rows(spec: DataSpec, dataset: ImageDataset) -> tuple[Rows, Rows]:
     """Return the official training and test rows, thinned to `spec.subset` class by class.
 
-    Every class that occurs in a part keeps at least one example there.
+    Parameters
+    ----------
+    spec : DataSpec
+        Gives `subset` and the seed.
+    dataset : ImageDataset
+        The dataset.
+
+    Returns
+    -------
+    train, test : NDArray[np.int64]
+        Ascending rows; every class that occurs in a part keeps at least one example there.
     """
     rows = np.arange(len(dataset), dtype=np.int64)
     parts = [rows[: dataset.train_size], rows[dataset.train_size :]]
@@ -150,10 +163,19 @@ def official_rows(spec: DataSpec, dataset: ImageDataset) -> tuple[Rows, Rows]:
 def take_out(rows: Rows, fraction: float, generator: np.random.Generator) -> tuple[Rows, Rows]:
     """Cut a random `fraction` of rows, rounded down, out of them.
 
+    Parameters
+    ----------
+    rows : NDArray[np.int64]
+        (n,).
+    fraction : float
+        Share to take, in [0, 1).
+    generator : np.random.Generator
+        Source of the draw.
+
     Returns
     -------
     rest, taken : NDArray[np.int64]
-        The two parts.
+        (n - floor(fraction n),) and (floor(fraction n),), in random order.
     """
     # The margin keeps 0.1 * 30 = 3.0000000000000004 and its like from changing a count.
     count = int(fraction * len(rows) + 1e-9)
