@@ -193,8 +193,12 @@ class MessageFactory:
 
 
 def count_bytes(content: RecordDict) -> int:
-    """Return the size of a message's records in bytes."""
-    return sum(record.count_bytes() for record in content.values())
+    """Return the size of a message's records in bytes.
+
+    The control record (about 150 bytes) is left out: it names the run, and with it two runs of
+    one seed would differ in their traffic.
+    """
+    return sum(record.count_bytes() for name, record in content.items() if name != CONTROL)
 
 
 def metrics_record(rows: Iterable[MetricRow]) -> MetricRecord:
