@@ -1,0 +1,226 @@
+"""The accuracy charts of the report: over rounds, over traffic, and by architecture."""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+from server_app.report_data import Client, RunData
+from server_app.report_stats import (
+    Measured,
+    Point,
+    curve,
+    main_phase,
+    measured,
+    placed,
+    traffic_before,
+    weighted_mean,
+)
+from server_app.report_svg import (
+    BOTTOM,
+    LEFT,
+    RIGHT,
+    TOP,
+    XY,
+    Plot,
+    Scale,
+    empty,
+    esc,
+    figure,
+    human,
+    percent,
+    size,
+    thin,
+    ticks,
+)
+
+MOST_CLIENT_LINES = 60
+MOST_LINE_POINTS = 150
+MOST_DOTS = 60
+MOST_MODELS = 30
+COLOURS = 6
+
+
+def colour_of_models(clients: Sequence[Client]) -> dict[str, str]:
+    """Give each architecture a colour class; with more of them than colours all are grey."""
+    models = list(dict.fromkeys(client.model for client in clients))
+    many = len(models) > COLOURS
+    return {model: "m9" if many else f"m{i}" for i, model in enumerate(models)}
+
+
+def accuracy_scale(values: Sequence[float]) -> Scale:
+    """Return the vertical scale for shares: tenths that enclose the values, within 0..1."""
+    low = max(0.0, math.floor(10 * min(values) + 1e-9) / 10)
+    high = min(1.0, math.ceil(10 * max(values) - 1e-9) / 10)
+    return Scale(low, max(high, low + 0.1), BOTTOM, TOP)
+
+
+def round_ticks(scale: Scale, final_at: float | None) -> list[tuple[float, str]]:
+    """Whole-numbered ticks; the closing evaluation of a "pre" run is labelled "final"."""
+    marks = [(t, f"{t:.0f}") for t in ticks(scale.low, scale.high, 8, whole=True)]
+    if final_at is None:
+        return marks
+    clear = [mark for mark in marks if scale(final_at) - scale(mark[0]) > 40]
+    return [*clear, (final_at, "final")]
+
+
+def _spread_out(clients: Sequence[int]) -> list[int]:
+    """Choose the clients to draw, evenly over the ids, without looking at their results."""
+    if len(clients) <= MOST_CLIENT_LINES:
+        return list(clients)
+    step = len(clients) / MOST_CLIENT_LINES
+    return [clients[int(i * step)] for i in range(MOST_CLIENT_LINES)]
+
+
+def _client_lines(run: RunData, table: Measured, phase: str) -> dict[int, list[XY]]:
+    lines: dict[int, list[XY]] = defaultdict(list)
+    for x, (_, values) in placed(table, phase).items():
+        for client, (value, _) in values.items():
+            lines[client].append((x, value))
+    return dict(sorted(lines.items()))
+
+
+def _extra_lines(run: RunData, phase: str) -> list[tuple[str, str, list[XY]]]:
+    """(css, legend, points) of the other means: validation, the other phase, other accuracies."""
+    other = "pre" if phase == "post" else "post"
+    when = {"pre": "before", "post": "after"}[other]
+    found = [
+        ("val", "validation mean", curve(measured(run, "validation_accuracy"), phase)),
+        ("other", f"mean {when} local training", curve(measured(run, "accuracy"), other)),
+    ]
+    names = {row.metric for row in run.metrics if row.metric.startswith("accuracy_")}
+    for index, name in enumerate(sorted(names)[:3]):
+        found.append((f"extra e{index}", f"{name} mean", curve(measured(run, name), phase)))
+    return [
+        (css, text, [(p.x, p.mean) for p in points])
+        for css, text, points in found
+        # The closing evaluation alone is already on the main line of its own metric.
+        if any(p.label != "final" for p in points)
+    ]
+
+
+def _final_place(points: Sequence[Point]) -> float | None:
+    return points[-1].x if points[-1].label == "final" and points[-1].phase == "pre" else None
+
+
+def accuracy_over_rounds(run: RunData, scope: str) -> str:
+    """Mean with its spread, every client a thin line, and the other measured accuracies."""
+    title = "Accuracy over rounds"
+    table = measured(run, "accuracy")
+    phase = main_phase(table)
+    points = curve(table, phase)
+    if not points:
+        return empty(title, "Not evaluated.")
+    lines = _client_lines(run, table, phase)
+    drawn = _spread_out(list(lines))
+    extras = _extra_lines(run, phase)
+    upper = [(p.x, min(1.0, p.mean + p.std)) for p in points]
+    lower = [(p.x, max(0.0, p.mean - p.std)) for p in points]
+    values = [y for client in drawn for _, y in lines[client]]
+    values += [y for _, y in upper + lower] + [y for _, _, line in extras for _, y in line]
+    last = max(points[-1].x, points[0].x + 1)
+    plot = Plot(Scale(points[0].x, last, LEFT + 8, RIGHT - 8), accuracy_scale(values), title)
+    marks = [(t, f"{100 * t:.0f}\u202f%") for t in ticks(plot.y.low, plot.y.high, 5)]
+    plot.grid(round_ticks(plot.x, _final_place(points)), marks, "round")
+    plot.band(upper, lower)
+    _draw_clients(plot, run.clients, {client: lines[client] for client in drawn})
+    for css, text, line in extras:
+        plot.line(thin(line, 400), css, text)
+    plot.line(thin([(p.x, p.mean) for p in points], 400), "mean")
+    if len(points) <= MOST_DOTS:
+        for p in points:
+            plot.dot((p.x, p.mean), "mean", _point_title(p))
+    when = "before" if phase == "pre" else "after"
+    note = f"Measured {when} each round's local training. {scope}."
+    if len(drawn) < len(lines):
+        note += f" {len(drawn)} of {len(lines)} client lines are drawn, evenly over the ids."
+    legend = [("k mean", "mean, weighted by examples"), ("k band", "± 1 standard deviation")]
+    legend += [(f"k {css}", text) for css, text, _ in extras]
+    return figure(title, note, legend + _model_legend(run.clients), plot.render())
+
+
+def _point_title(point: Point) -> str:
+    return (
+        f"{point.label}: mean {percent(point.mean)} ± {percent(point.std)} "
+        f"({point.clients} clients)"
+    )
+
+
+def _model_legend(clients: Sequence[Client]) -> list[tuple[str, str]]:
+    colours = colour_of_models(clients)
+    if len(colours) > COLOURS or not colours:
+        return [("k m9", "one client")]
+    return [(f"k {css}", model) for model, css in colours.items()]
+
+
+def _draw_clients(plot: Plot, cards: Sequence[Client], lines: dict[int, list[XY]]) -> None:
+    colours = colour_of_models(cards)
+    models = {card.client: card.model for card in cards}
+    for client, line in lines.items():
+        model = models.get(client, "model not recorded")
+        title = f"client {client} · {model} · last {percent(line[-1][1])}"
+        plot.line(thin(line, MOST_LINE_POINTS), f"client {colours.get(model, 'm9')}", title)
+
+
+def accuracy_over_traffic(run: RunData) -> str:
+    """Draw the mean accuracy against the bytes spent on training when it was measured."""
+    title = "Accuracy over traffic"
+    table = measured(run, "accuracy")
+    points = curve(table, main_phase(table))
+    if not points or not run.traffic:
+        return empty(title, "Not evaluated." if run.traffic else "Traffic was not recorded.")
+    spent = traffic_before(run, points)
+    line = [(amount, p.mean) for (amount, _), p in zip(spent, points, strict=True)]
+    end = max(1.0, *(x for x, _ in line))
+    values = [y for _, y in line]
+    plot = Plot(Scale(0, end, LEFT + 8, RIGHT - 20), accuracy_scale(values), title)
+    marks = [(t, f"{100 * t:.0f}\u202f%") for t in ticks(plot.y.low, plot.y.high, 5)]
+    plot.grid([(t, size(t)) for t in ticks(0, end, 4)], marks, "bytes sent so far, both ways")
+    plot.line(thin(line, 400), "mean")
+    if len(points) <= MOST_DOTS:
+        for place, (amount, scalars), p in zip(line, spent, points, strict=True):
+            text = f"{_point_title(p)} after {size(amount)}, {human(scalars)} scalars"
+            plot.dot(place, "mean", text)
+    note = "Training messages of all clients, up and down; evaluation is not counted."
+    return figure(title, note, [("k mean", "mean, weighted by examples")], plot.render())
+
+
+def by_architecture(run: RunData) -> str:
+    """One row for each architecture: a dot for each client's last accuracy, and their mean."""
+    title = "Last accuracy by architecture"
+    table = measured(run, "accuracy")
+    line = list(placed(table, main_phase(table)).values())
+    models: dict[str, list[Client]] = defaultdict(list)
+    for card in run.clients:
+        models[card.model].append(card)
+    if not line or not models:
+        return empty(title, "Not evaluated." if models else "Client cards were not recorded.")
+    label, last = line[-1]
+    colours = colour_of_models(run.clients)
+    rows = [
+        _architecture_row(model, cards, last, colours[model])
+        for model, cards in list(models.items())[:MOST_MODELS]
+    ]
+    note = f"One dot is one client ({label} evaluation); the bar is their weighted mean."
+    if len(models) > MOST_MODELS:
+        note += f" First {MOST_MODELS} of {len(models)} architectures."
+    foot = '<div class="scale"><span>0</span><span>50\u202f%</span><span>100\u202f%</span></div>'
+    return figure(title, note, [], f'<div class="strips">{"".join(rows)}{foot}</div>')
+
+
+def _architecture_row(
+    model: str, cards: Sequence[Client], last: dict[int, tuple[float, float]], css: str
+) -> str:
+    own = [(card.client, last[card.client]) for card in cards if card.client in last]
+    mean = weighted_mean(pair for _, pair in own)
+    dots = "".join(
+        f'<i style="left:{100 * value:.1f}%" title="client {client}: {percent(value)}"></i>'
+        for client, (value, _) in own
+    )
+    bar = "" if mean is None else f'<b style="left:{100 * mean:.1f}%"></b>'
+    sizes = sorted({card.parameters for card in cards if card.parameters is not None})
+    parameters = f" · {human(sizes[0])} parameters" if len(sizes) == 1 else ""
+    plural = "client" if len(cards) == 1 else "clients"
+    return (
+        f'<div class="name">{esc(model)}<small>{len(cards)} {plural}{parameters}</small></div>'
+        f'<div class="strip {css}">{dots}{bar}</div><div class="value">{percent(mean)}</div>'
+    )
