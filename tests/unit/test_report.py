@@ -1,0 +1,355 @@
+"""The report, written from synthetic run directories."""
+
+import csv
+import json
+import re
+from collections.abc import Iterable, Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from server_app.report import write_report
+from server_app.report_data import read_run
+from server_app.report_stats import curve, histories, losses, measured, traffic_before
+
+MODELS = ("cnn1", "cnn2", "resnet10", "mlp", "vit-tiny")
+HEADERS = {
+    "clients": "client,model,parameters,raw_dim,feature_dim,classes,class_counts,train_examples,"
+    "validation_examples,test_examples,device,data_hash",
+    "metrics": "round,client,phase,metric,value,examples",
+    "rounds": "round,seconds,client_compute_s,participants,failed,evaluated,accuracy,"
+    "validation_accuracy",
+    "traffic": "round,client,direction,messages,scalars,bytes,purpose",
+    "failures": "round,client,kind,reason",
+}
+
+
+def write_csv(run: Path, name: str, rows: Iterable[Sequence[object]]) -> None:
+    with (run / f"{name}.csv").open("w", newline="", encoding="utf-8") as handle:
+        writer = csv.writer(handle)
+        writer.writerow(HEADERS[name].split(","))
+        writer.writerows(rows)
+
+
+def write_config(run: Path, **changes: Any) -> None:
+    config = {
+        "method": "fedre", "dataset": "digits", "num-rounds": 20, "sample-fraction": 0.8,
+        "test-split": "personal", "partition": "dirichlet", "alpha": 0.1, "batch-size": 32,
+        "models": "cnn5", "feature-dim": 512, "local-epochs": 1, "amp": False, "resume": "",
+        "evaluate-when": "pre", "fedre.mechanism": "RAP", "fedre.server-epochs": 10,
+    }  # fmt: skip
+    content = {
+        "run_name": "fedre-digits-seed0", "status": "completed", "config": config,
+        "versions": {"wildflower": "0.1.0", "flwr": "1.42.0", "torch": "2.9.0", "python": "3.11.7"},
+        "git_revision": "47df880", "seed": 0, "split_hash": "9f2c1d7ab03e55c1",
+        "started": "2026-11-27T22:50:11+00:00", "machine": "2 cores, 8 GB",
+    }  # fmt: skip
+    (run / "config.json").write_text(json.dumps(content | changes), encoding="utf-8")
+
+
+def write_summary(run: Path, clients: int, rounds: int, **accuracy: Any) -> None:
+    content = {
+        "method": "fedre", "dataset": "digits", "clients": clients, "rounds": rounds, "seed": 0,
+        "accuracy": {
+            "final": 0.8312, "best": 0.8401, "best_round": rounds - 2, "mean_over_clients": 0.8127,
+            "std_over_clients": 0.0713, "worst_client": 0.6604, "clients_evaluated": clients,
+            "best_by": "validation", "test_split": "personal", "model": "personal",
+        } | accuracy,
+        "traffic": {
+            "uplink_scalars_per_round": 522 * clients, "downlink_scalars_per_round": 5130 * clients,
+            "uplink_bytes": 2208 * clients * rounds, "downlink_bytes": 20520 * clients * rounds,
+            "evaluation_uplink_bytes": 90 * clients, "evaluation_downlink_bytes": 20520 * clients,
+        },
+        "time": {"total_s": 74.21, "round_s_median": 3.41, "client_compute_s": 101.5,
+                 "efficiency": 0.742},
+        "clients_failed": 3,
+    }  # fmt: skip
+    (run / "summary.json").write_text(json.dumps(content), encoding="utf-8")
+
+
+def card_rows(clients: int, classes: int, rng: np.random.Generator) -> list[list[object]]:
+    rows: list[list[object]] = []
+    for client in range(clients):
+        counts = np.floor(rng.dirichlet(np.full(classes, 0.25)) * 400).astype(int)
+        held = np.flatnonzero(counts)
+        total = int(counts.sum())
+        rows.append([
+            client, MODELS[client % len(MODELS)], 40_000 * (1 + client % 5) + 58, 256, 512,
+            " ".join(map(str, held)), " ".join(str(counts[label]) for label in held),
+            total, total // 9, total // 3, "cpu", f"{client:08x}",
+        ])  # fmt: skip
+    return rows
+
+
+def metric_rows(clients: int, rounds: int, rng: np.random.Generator) -> list[list[object]]:
+    rows: list[list[object]] = []
+    top = rng.normal(0.84, 0.06, clients).clip(0.55, 0.97)
+    for number in range(1, rounds + 2):
+        last = number > rounds
+        for client in range(clients):
+            reach = top[client] * (1 - 0.85 * np.exp(-number / (3 + client % 5)))
+            value = float(np.clip(reach + rng.normal(0, 0.012), 0, 1))
+            phase, at = ("final", rounds) if last else ("pre", number)
+            tests = 80 + 7 * (client % 9)
+            rows.append([at, client, phase, "accuracy", f"{value:.6f}", tests])
+            rows.append([at, client, phase, "validation_accuracy", f"{value * 0.97:.6f}", 30])
+            if not last and (client + number) % 5:
+                loss = 2.3 * np.exp(-number / 6) + 0.08 + rng.normal(0, 0.01)
+                for name, share in (("loss", 1.0), ("loss_ce", 0.8), ("loss_prototype", 0.02)):
+                    rows.append([number, client, "train", name, f"{abs(loss) * share:.6f}", 250])
+        if not last:
+            rows.append([number, "server", "aggregate", "server_loss", f"{1.4 / number:.6f}", ""])
+    return rows
+
+
+def traffic_rows(clients: int, rounds: int) -> list[list[object]]:
+    rows: list[list[object]] = []
+    for client in range(clients):
+        rows += [
+            [0, client, "downlink", 1, 0, 210, "query"],
+            [0, client, "uplink", 1, 0, 830, "query"],
+        ]
+        for number in range(1, rounds + 1):
+            if (client + number) % 5:
+                rows.append([number, client, "downlink", 1, 5130, 20752, "train"])
+                rows.append([number, client, "uplink", 1, 522, 2311, "train"])
+            else:
+                rows.append([number, client, "downlink", 1, 5130, 20752, "evaluate"])
+                rows.append([number, client, "uplink", 1, 0, 240, "evaluate"])
+    return rows
+
+
+def write_run(run: Path, clients: int = 10, rounds: int = 20, classes: int = 10) -> Path:
+    run.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(0)
+    write_config(run)
+    write_summary(run, clients, rounds)
+    write_csv(run, "clients", card_rows(clients, classes, rng))
+    write_csv(run, "metrics", metric_rows(clients, rounds, rng))
+    times = [(n, 3.2 + rng.gamma(2, 0.2), 4.6 + rng.gamma(2, 0.3)) for n in range(1, rounds + 1)]
+    write_csv(run, "rounds", [
+        [n, f"{wall:.3f}", f"{work:.3f}", clients * 4 // 5, 0, clients, "0.8", ""]
+        for n, wall, work in times
+    ])  # fmt: skip
+    write_csv(run, "traffic", traffic_rows(clients, rounds))
+    write_csv(run, "failures", [
+        [4, 3, "timeout", "no reply within 60 s"],
+        [9, 3, "error", "RuntimeError: CUDA out of memory\n  in client_app/train.py, line 88"],
+        [12, 7, "payload", "representation: 1 of 512 values is not finite"],
+    ])  # fmt: skip
+    return run
+
+
+class Balance(HTMLParser):
+    """Collect the tags used and check that each one is closed in order."""
+
+    VOID = ("meta", "path", "circle", "rect", "ellipse")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert tag in self.VOID or self.open.pop() == tag, f"unbalanced </{tag}>"
+
+
+def page_of(run: Path) -> str:
+    return write_report(run).read_text(encoding="utf-8")
+
+
+def parse(page: str) -> Balance:
+    parser = Balance()
+    parser.feed(page)
+    assert parser.open == []
+    return parser
+
+
+def test_page_shows_the_key_figures_and_says_what_stands_behind_them(tmp_path: Path) -> None:
+    page = page_of(write_run(tmp_path / "run"))
+    parse(page)
+    for text in ("83.1\u202f%", "84.0\u202f%", "81.3\u202f% ± 7.1", "66.0\u202f%", "74\u202f%",
+                 "10 of 10 clients, personal models, personal test split",
+                 "round 18, chosen by highest validation accuracy", "resnet10", "fedre.mechanism",
+                 "CUDA out of memory", "9f2c1d7ab03e55c1", "server_loss"):  # fmt: skip
+        assert text in page, text
+    assert sorted(path.name for path in tmp_path.joinpath("run").glob("*.html")) == ["report.html"]
+    assert not list(tmp_path.joinpath("run").glob(".report-*"))
+
+
+def test_page_asks_for_nothing_from_outside(tmp_path: Path) -> None:
+    page = page_of(write_run(tmp_path))
+    for _, attributes in parse(page).seen:
+        assert not {"src", "href", "srcset", "action"} & attributes.keys()
+    assert not re.search(r"https?:|url\(|@import", page)
+
+
+def test_same_files_give_the_same_bytes(tmp_path: Path) -> None:
+    assert page_of(write_run(tmp_path / "run")) == page_of(tmp_path / "run")
+
+
+def test_means_are_weighted_by_examples_and_spread_is_not(tmp_path: Path) -> None:
+    write_csv(tmp_path, "metrics", [
+        [1, 0, "pre", "accuracy", 0.5, 10], [1, 1, "pre", "accuracy", 1.0, 30],
+        [1, 0, "final", "accuracy", 0.75, 10], [1, 1, "final", "accuracy", "", 30],
+        [1, 0, "train", "loss", 2.0, 1], [1, 1, "train", "loss", 1.0, 3],
+        [1, "server", "aggregate", "server_loss", 0.5, ""],
+    ])  # fmt: skip
+    write_csv(tmp_path, "traffic", [
+        [1, 0, "uplink", 1, 10, 40, "train"], [1, 0, "downlink", 1, 5, 20, "train"],
+        [1, 1, "downlink", 1, 5, 20, "evaluate"],
+    ])  # fmt: skip
+    run = read_run(tmp_path)
+    points = curve(measured(run, "accuracy"), "pre")
+    assert [(p.x, p.label, p.mean, p.std, p.clients) for p in points] == [
+        (1.0, "round 1", 0.875, 0.25, 2),
+        (2.0, "final", 0.75, 0.0, 1),
+    ]
+    assert losses(run) == {"loss": [(1.0, 1.25)], "server_loss": [(1.0, 0.5)]}
+    # A value measured before the training of round 1 has cost nothing yet.
+    assert traffic_before(run, points) == [(0.0, 0.0), (60.0, 15.0)]
+
+
+def test_closing_evaluation_replaces_the_last_one_measured_after_training(tmp_path: Path) -> None:
+    write_csv(tmp_path, "metrics", [
+        [1, 0, "post", "accuracy", 0.5, 10], [2, 0, "post", "accuracy", 0.6, 10],
+        [2, 0, "final", "accuracy", 0.7, 10],
+    ])  # fmt: skip
+    points = curve(measured(read_run(tmp_path), "accuracy"), "post")
+    assert [(p.x, p.mean) for p in points] == [(1.0, 0.5), (2.0, 0.7)]
+
+
+def test_best_of_a_client_follows_its_validation_accuracy(tmp_path: Path) -> None:
+    write_csv(tmp_path, "metrics", [
+        [1, 0, "pre", "accuracy", 0.9, 10], [1, 0, "pre", "validation_accuracy", 0.2, 5],
+        [2, 0, "pre", "accuracy", 0.6, 10], [2, 0, "pre", "validation_accuracy", 0.4, 5],
+    ])  # fmt: skip
+    found, by_validation = histories(read_run(tmp_path))
+    assert (by_validation, found[0].first, found[0].best, found[0].final) == (True, 0.9, 0.6, 0.6)
+
+
+def test_failed_run_without_summary_says_so(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    (run / "summary.json").unlink()
+    write_config(run, status="failed")
+    page = page_of(run)
+    parse(page)
+    assert "This run failed: there is no summary" in page
+    assert "latest accuracy" in page
+    assert "final accuracy" not in page
+
+
+def test_run_without_evaluation_shows_no_accuracy(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    write_summary(run, 10, 20, final=None, best=None, best_round=None, mean_over_clients=None,
+                  std_over_clients=None, worst_client=None, clients_evaluated=0)  # fmt: skip
+    rows = list(csv.reader((run / "metrics.csv").open(encoding="utf-8")))
+    write_csv(run, "metrics", [row for row in rows[1:] if "accuracy" not in row[3]])
+    page = page_of(run)
+    parse(page)
+    assert page.count("not evaluated") >= 4
+    assert "0 of 10 clients" in page
+    assert "Not evaluated." in page
+    assert "0.0\u202f%" not in page
+
+
+@pytest.mark.parametrize("headers_only", [False, True])
+def test_empty_run_directory_invents_nothing(tmp_path: Path, headers_only: bool) -> None:
+    for name in HEADERS if headers_only else ():
+        write_csv(tmp_path, name, [])
+    page = page_of(tmp_path)
+    parse(page)
+    body = page.split("<main>")[1].split("<script>")[0]
+    assert "not recorded" in body
+    assert "<dd>0" not in body
+    assert "0.0\u202f%" not in body
+
+
+def test_thousand_clients_stay_small_and_say_what_is_drawn(tmp_path: Path) -> None:
+    page = page_of(write_run(tmp_path, clients=1000, rounds=30, classes=100))
+    parse(page)
+    assert len(page.encode()) < 3_000_000
+    assert "60 of 1000 client lines are drawn" in page
+    assert page.count('class="line client') == 60
+
+
+def test_hostile_text_is_escaped(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    evil = "\"'><script>alert(1)</script><img src=x onerror=alert(2)>"
+    cards = card_rows(3, 10, np.random.default_rng(0))
+    for card in cards:
+        card[1] = card[10] = evil
+    write_csv(run, "clients", cards)
+    write_csv(run, "failures", [[1, evil, evil, evil]])
+    write_config(run, run_name=evil, status=evil, started=evil, machine=evil, git_revision=evil,
+                 config={"method": evil, evil: evil}, versions={evil: evil})  # fmt: skip
+    rows = [[1, 0, "train", f"loss_{evil}", 1, 1], [1, 0, "pre", "accuracy", 0.5, 1]]
+    write_csv(run, "metrics", [*rows, [1, 0, "pre", f"accuracy_{evil}", 0.5, 1]])
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    summary["accuracy"] |= {"best_by": evil, "test_split": evil, "model": evil, "best_round": evil}
+    (run / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    tags = [tag for tag, _ in parse(page_of(run)).seen]
+    assert tags.count("script") == 1
+    assert "img" not in tags
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "complaint"),
+    [
+        ("metrics", "1,0,pre,accuracy,high,10", "could not convert"),
+        ("metrics", "1,0,pre,accuracy", "expected 6 fields, got 4"),
+        ("traffic", "1,0,sideways,1,2,3,train", "neither 'uplink' nor 'downlink'"),
+        ("clients", "0,cnn,1,1,1,0 1,5,5,1,1,cpu,x", "2 classes but 1 class_counts"),
+        ("rounds", "one,1,1,1,0,1,,", "invalid literal"),
+        ("failures", "1,0,error,why,more", "expected 4 fields, got 5"),
+    ],
+)
+def test_malformed_row_names_file_and_line(
+    tmp_path: Path, name: str, row: str, complaint: str
+) -> None:
+    path = tmp_path / f"{name}.csv"
+    path.write_text(f"{HEADERS[name]}\n{row}\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=complaint) as caught:
+        write_report(tmp_path)
+    assert f"{path}, line 2" in str(caught.value)
+    assert "repair or delete that line" in str(caught.value)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_last_line_cut_off_by_a_kill_is_left_out(tmp_path: Path) -> None:
+    text = f"{HEADERS['metrics']}\n1,0,pre,accuracy,0.5,10\n1,1,pre,accu"
+    (tmp_path / "metrics.csv").write_text(text, encoding="utf-8")
+    assert [row.value for row in read_run(tmp_path).metrics] == [0.5]
+
+
+def test_closing_row_is_no_round_of_its_own(tmp_path: Path) -> None:
+    header = HEADERS["rounds"] + ",workers,closing"
+    rows = "1,2.5,4.0,2,0,2,0.5,,2,False\n1,0.5,0.8,0,0,2,0.6,,2,True\n"
+    (tmp_path / "rounds.csv").write_text(f"{header}\n{rows}", encoding="utf-8")
+    assert [row.seconds for row in read_run(tmp_path).rounds] == [2.5]
+
+
+def test_missing_column_and_broken_json_are_named(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text("round,client\n1,0\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="line 2: column 'value' is missing"):
+        write_report(tmp_path)
+    (tmp_path / "metrics.csv").unlink()
+    (tmp_path / "summary.json").write_text('{"method":\n', encoding="utf-8")
+    with pytest.raises(ValueError, match=r"summary\.json, line 2"):
+        write_report(tmp_path)
+
+
+def test_missing_directory_says_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="run directory"):
+        write_report(tmp_path / "nowhere")
