@@ -205,6 +205,8 @@ def _best_rule(accuracy: dict[str, Any]) -> str:
         return "no evaluation, no choice"
     rule, number = accuracy.get("best_by"), accuracy.get("best_round")
     place = "round not recorded" if number is None else f"round {number}"
+    if accuracy.get("best_phase") == "final":
+        place = f"closing evaluation after {place}"
     if rule == "validation":
         return f"{place}, chosen by highest validation accuracy; value on the test split"
     if rule == "test":

@@ -88,9 +88,10 @@ def ticks(low: float, high: float, wanted: int = 5, whole: bool = False) -> list
         return [low]
     rough = (high - low) / wanted
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)
+    steps = (1, 2, 5, 10) if whole else (1, 2, 2.5, 5, 10)
+    step = next(m * power for m in steps if m * power >= rough * 0.999)
     if whole:
-        step = float(max(1, math.ceil(step)))
+        step = max(1.0, step)
     first = math.ceil(low / step - 1e-9)
     return [i * step for i in range(first, math.floor(high / step + 1e-9) + 1)]
 
