@@ -35,7 +35,8 @@ background:var(--waitbg);color:var(--wait)}
 color:var(--bad)}
 .facts{display:grid;grid-template-columns:repeat(auto-fill,minmax(150px,1fr));gap:14px 28px;
 margin:24px 0 0}
-.facts.head{grid-template-columns:repeat(auto-fill,minmax(165px,1fr));border-top:1px solid var(--rule);padding-top:16px}
+.facts.head{grid-template-columns:repeat(auto-fill,minmax(165px,1fr));
+border-top:1px solid var(--rule);padding-top:16px}
 dt{font-size:12px;color:var(--faint)}dd{margin:0;overflow-wrap:anywhere}
 .note,figcaption p,.void{color:var(--soft);font-size:13px}.note{max-width:82ch}
 .none{color:var(--faint);font-style:italic;font-weight:400}
@@ -68,7 +69,8 @@ outline:1px solid var(--rule)}
 --c:var(--m5)}
 .m9{--c:var(--m9)}.up{--c:var(--up)}.down{--c:var(--down)}.rest{--c:var(--faint)}.mean{
 --c:var(--ink)}
-.val{--c:var(--soft)}.other{--c:var(--faint)}.e0{--c:var(--m2)}.e1{--c:var(--m5)}.e2{--c:var(--m1)}
+.val{--c:var(--soft)}.other{--c:var(--faint)}.e0{--c:var(--m2)}.e1{--c:var(--m5)}.e2{
+--c:var(--m1)}
 .wall{--c:var(--ink)}.compute{--c:var(--m2)}
 svg text{fill:var(--soft);font-size:12px;font-family:inherit}svg text.title{fill:var(--faint)}
 .grid{stroke:var(--grid)}.axis{stroke:var(--faint)}.band{fill:var(--band)}
@@ -121,7 +123,8 @@ color:var(--faint)}
 padding:12px 13px}
 .keys dd{font-size:19px}figure{padding:14px 12px 12px}figure>svg text{font-size:18px}
 .strips{gap:0 10px;grid-template-columns:36% 1fr auto}
-.strip{margin:0 5px}.facts,.facts.head{grid-template-columns:1fr 1fr}.plain th,.plain td{padding:6px 5px}}
+.strip{margin:0 5px}.facts,.facts.head{grid-template-columns:1fr 1fr}.plain th,.plain td{
+padding:6px 5px}}
 @media print{:root{color-scheme:light}body{font-size:11px}main{padding:0;max-width:none}
 .scroll{max-height:none;overflow:visible}.clients{font-size:8.5px}th,td{padding:3px 4px}
 *{-webkit-print-color-adjust:exact;print-color-adjust:exact}}
