@@ -129,6 +129,8 @@ class Session:
                 "seed": local.run.seed,
                 "run": str(control["token"]),
             },
+            session=str(control["session"]),
+            resumed_at=int(control["resumed-at"]),  # type: ignore[arg-type]
             durable="partition-id" not in context.node_config,
         )
         half = method.client()
@@ -148,8 +150,9 @@ class Session:
         number = self.context.server_round + (1 if after_last_round else 0)
         path = self.store.newest_before(number)
         if path is None:
-            with isolated_torch_rng(derive_seed(self.context.run.seed, self.context.client_id, 0, "init")):
-                return self.half.build(self.context), 0
+            local = self.context
+            with isolated_torch_rng(derive_seed(local.run.seed, local.client_id, 0, "init")):
+                return self.half.build(local), 0
         with torch.device("meta"):
             skeleton = self.half.build(self.context)
         return self.store.load(path, skeleton)

@@ -47,18 +47,33 @@ class StateStore:
     about : dict
         Facts that must not change while a run lasts (method, model, client id, seed); a file
         written under other facts is refused.
+    session : str
+        Names the server's process; a resumed run has a new one.
+    resumed_at : int
+        The last finished round when this session began.
     durable : bool
         Wait for the disk on every write.
     """
 
     directory: Path
     about: dict[str, Any]
+    session: str = ""
+    resumed_at: int = 0
     durable: bool = False
 
     def newest_before(self, server_round: int) -> Path | None:
-        """Return the newest file of an earlier round, or None if the client never trained."""
-        rounds = [number for number in _rounds(self.directory) if number < server_round]
-        return _file(self.directory, max(rounds)) if rounds else None
+        """Return the newest valid file of an earlier round, or None if the client never trained.
+
+        A file of a later round than the one the server resumed at, written for an earlier
+        session, belongs to rounds that the server has lost; it is passed over.
+        """
+        for number in sorted(_rounds(self.directory), reverse=True):
+            path = _file(self.directory, number)
+            if number < server_round and (
+                number <= self.resumed_at or read_about(path).get("session") == self.session
+            ):
+                return path
+        return None
 
     def load(self, path: Path, skeleton: T) -> tuple[T, int]:
         """Return the saved state and in how many rounds this client has trained so far.
@@ -69,8 +84,7 @@ class StateStore:
             If the file is damaged or was written under other facts, naming both.
         """
         about = read_about(path)
-        trained = about.pop("rounds_trained")
-        about.pop("round")
+        trained = about["rounds_trained"]
         changed = [k for k in self.about if about.get(k) != self.about[k]]
         if changed:
             raise StateError(
@@ -82,7 +96,12 @@ class StateStore:
 
     def save(self, server_round: int, state: Any, rounds_trained: int) -> None:
         """Write the state after a round, atomically."""
-        about = {**self.about, "round": server_round, "rounds_trained": rounds_trained}
+        about = {
+            **self.about,
+            "session": self.session,
+            "round": server_round,
+            "rounds_trained": rounds_trained,
+        }
         path = _file(self.directory, server_round)
         save_state(path, state, about, durable=self.durable)
 

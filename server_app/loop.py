@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from typing import Any
 
 from flwr.app import MetricRecord
@@ -62,6 +63,8 @@ class RoundLoop:
         self.trained: dict[int, int] = {}
         self.durations: list[float] = []
         self.best: tuple[float, int] | None = None
+        self.session = secrets.token_hex(8)
+        self.resumed_at = 0
         strategy.messages = self.messages
 
     def execute(self) -> Result:
@@ -74,6 +77,7 @@ class RoundLoop:
         done = self.checkpoints.load_newest(self.strategy.state) if self.directory.resumed else 0
         if self.directory.resumed:
             say(f"resuming after round {done}")
+        self.resumed_at = done
         self.recorder.begin(keep_rounds=done)
         self._note_roster_problems(done)
         say(console.cards_table(self.strategy.cards))
@@ -144,6 +148,8 @@ class RoundLoop:
             "phase": phase,
             "final": final,
             "token": str(self.directory.info["token"]),
+            "session": self.session,
+            "resumed-at": self.resumed_at,
             "keep-from": self.checkpoints.oldest(),
         }
 
