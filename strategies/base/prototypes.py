@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from models import SplitModel
+
 CHUNK = 4096
 """Rows that are held in float64 at once."""
 
@@ -124,6 +126,41 @@ def nearest_scores(features: Tensor, table: Tensor, known: Tensor) -> Tensor:
         (C, d) and (C,), from `spread_by_class`; at least one class is known.
     """
     return (-distances(features.float(), table)).masked_fill(~known, -torch.inf)
+
+
+def prototype_predictions(
+    model: SplitModel,
+    images: Tensor,
+    class_ids: NDArray[np.int64],
+    prototypes: NDArray[np.float32],
+    main: str = "prototype",
+) -> dict[str, Tensor]:
+    """Score images by the nearest prototype and by the head, for `ClientHalf.predict`.
+
+    Parameters
+    ----------
+    model : SplitModel
+        A client's model.
+    images : Tensor
+        Normalised images, (N, channels, S, S).
+    class_ids, prototypes : ndarray
+        The classes that have a global prototype, (m,), and these, (m, d).
+    main : str
+        Which is "accuracy": "prototype" or "head". The other is named after itself, as in
+        "accuracy_head". Where m is 0 there is nothing to be near to, and "accuracy" is the head's.
+
+    Returns
+    -------
+    dict of str to Tensor
+        Scores (N, C).
+    """
+    features = model.features(images)
+    scores = {"head": model.head(features)}
+    if len(class_ids):
+        table, known = spread_by_class(class_ids, prototypes, model.num_classes, images.device)
+        scores["prototype"] = nearest_scores(features, table, known)
+    others = {f"accuracy_{rule}": score for rule, score in scores.items() if rule != main}
+    return {"accuracy": scores.get(main, scores["head"]), **others}
 
 
 def distances(rows: Tensor, columns: Tensor) -> Tensor:
