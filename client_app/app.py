@@ -7,6 +7,7 @@ from flwr.clientapp import ClientApp
 
 from client_app import runner
 from strategies.base.method import Method, get_method
+from strategies.base.run_config import RunConfig
 
 
 def make_client_app(method: Method | None = None) -> ClientApp:
@@ -14,7 +15,7 @@ def make_client_app(method: Method | None = None) -> ClientApp:
     app = ClientApp()
 
     def chosen(context: Context) -> Method:
-        return method or get_method(str(context.run_config["method"]))
+        return method or get_method(str(context.run_config.get("method", RunConfig.method)))
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
