@@ -1,0 +1,234 @@
+"""FD: federated distillation of the mean logits of every class.
+
+NeurIPS 2018 workshop on machine learning on devices, arXiv 1811.11479. While it trains, a client
+averages its logits by true class; the server averages these over clients; every client distils the
+average of the OTHER clients into its model. Only the label space is common: architectures and
+representation widths are free, and the uplink does not grow with the model.
+
+Uplink, per participant and round: one mean logit vector (C,) for each class the client has, with
+class ids and sample counts; the paper counts |C_k| * C. Downlink, to each client its own: the mean
+logits of the classes that some other client has, at most C * C. Private: the whole model.
+
+Order of a round on a client: keep the mean logits received; train with cross entropy and the
+distillation term, adding up the logits of every training forward of all local epochs; upload
+their means. The server holds each client's last mean logits; it has no model and trains nothing.
+
+Averages are over clients, not over examples. A client that is away keeps counting with what it
+sent last, and a class nobody sent in a round keeps its average; so a recipient's average is over
+the last word of every other client that ever held the class. Option `include-own` adds its own.
+
+Departures from the released code (HtFLlib), which feeds raw logits as soft labels into the cross
+entropy: they are not a distribution, so the softmax of the mean logit is the target here. It
+averages all clients, the recipient included; leaving the recipient out is the paper's rule.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from client_app.training import train_epochs
+from models import SplitModel
+from strategies.base.client import ClientContext, ClientHalf
+from strategies.base.exchange import Card, ClientUpdate
+from strategies.base.method import Method, register
+from strategies.base.options import option
+from strategies.base.payload import array
+from strategies.base.prototypes import ClassAverage, spread_by_class
+from strategies.base.server import ServerHalf
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Options of FD; defaults are HtFLlib's weight and the paper's average.
+
+    Attributes
+    ----------
+    distillation_weight : float
+        lambda, the weight of the distillation term.
+    include_own : bool
+        Whether a client's own mean logits take part in the average it receives.
+    """
+
+    distillation_weight: float = option(1.0, minimum=0)
+    include_own: bool = option(False)
+
+
+@dataclasses.dataclass
+class Uplink:
+    """What a participant sends: mean logits by true class, and over how many samples each is."""
+
+    class_ids: NDArray[np.int64] = array(
+        "m", dtype="int64", counted=False, minimum=0, below="C", unique=True
+    )
+    logits: NDArray[np.float32] = array("m", "C")
+    counts: NDArray[np.int64] = array("m", dtype="int64", counted=False, minimum=1)
+
+
+@dataclasses.dataclass
+class Downlink:
+    """What one client receives: G_{k,c} of the classes that have one for it."""
+
+    class_ids: NDArray[np.int64] = array(
+        "m", dtype="int64", counted=False, minimum=0, below="C", unique=True
+    )
+    logits: NDArray[np.float32] = array("m", "C")
+
+
+@dataclasses.dataclass
+class ServerState:
+    """What every client sent last, by client id, and its sums over clients.
+
+    Attributes
+    ----------
+    class_ids, logits : dict of str to Tensor
+        A client's classes (m,) and their mean logits (m, C).
+    sums : Tensor
+        Sum of the mean logits of a true class over its holders, (C, C) float64.
+    holders : Tensor
+        How many clients sent the class, (C,) int64.
+    """
+
+    class_ids: dict[str, Tensor]
+    logits: dict[str, Tensor]
+    sums: Tensor
+    holders: Tensor
+
+
+@dataclasses.dataclass
+class ClientState:
+    """The personal model."""
+
+    model: SplitModel
+
+
+def sum_over_clients(
+    class_ids: dict[str, Tensor], logits: dict[str, Tensor], classes: int
+) -> tuple[Tensor, Tensor]:
+    """Return the sums over clients (C, C), float64, and the number of holders (C,).
+
+    Parameters
+    ----------
+    class_ids, logits : dict of str to Tensor
+        By client id: classes (m,) and mean logits (m, C).
+    classes : int
+        C.
+    """
+    sums = torch.zeros(classes, classes, dtype=torch.float64)
+    holders = torch.zeros(classes, dtype=torch.int64)
+    # In the order of ids, so that sums do not depend on who joined when.
+    for client in sorted(class_ids, key=int):
+        sums[class_ids[client]] += logits[client].double()
+        holders[class_ids[client]] += 1
+    return sums, holders
+
+
+def leave_one_out(
+    sums: Tensor, holders: Tensor, own_ids: Tensor, own_logits: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the classes that other clients hold, (m,), and their mean logits, (m, C) float32.
+
+    Parameters
+    ----------
+    sums, holders : Tensor
+        Over all clients, (C, C) float64 and (C,).
+    own_ids, own_logits : Tensor
+        What the recipient sent itself, (n,) and (n, C); n = 0 leaves nothing out.
+    """
+    others, count = sums.clone(), holders.clone()
+    others[own_ids] -= own_logits.double()
+    count[own_ids] -= 1
+    held = count.nonzero().flatten()
+    return held, (others[held] / count[held].unsqueeze(1)).float()
+
+
+def distillation_loss(outputs: Tensor, labels: Tensor, targets: Tensor, known: Tensor) -> Tensor:
+    """Return CE(out, softmax(G_y)), the mean over the whole batch.
+
+    A sample whose class has no global mean logit contributes 0 and still counts in the mean.
+
+    Parameters
+    ----------
+    outputs, labels : Tensor
+        Logits, (B, C), and y, (B,).
+    targets, known : Tensor
+        softmax(G), (C, C), rows by true class, and which rows are known, (C,) bool.
+    """
+    by_sample = -(targets[labels] * F.log_softmax(outputs.float(), dim=1)).sum(dim=1)
+    return (by_sample * known[labels]).mean()
+
+
+class Client(ClientHalf[ClientState, Downlink, Uplink]):
+    """Client half: cross entropy and distillation, adding up logits by class on the way."""
+
+    def build(self, context: ClientContext) -> ClientState:
+        return ClientState(context.build_model())
+
+    def train(
+        self, context: ClientContext, state: ClientState, downlink: Downlink
+    ) -> tuple[Uplink, dict[str, float]]:
+        classes, weight = context.data.num_classes, context.config.distillation_weight
+        table, known = spread_by_class(downlink.class_ids, downlink.logits, classes, context.device)
+        targets = table.softmax(dim=1)
+        average = ClassAverage(classes, classes, context.device)
+
+        def loss(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            outputs = state.model(images)
+            average.add(labels, outputs)
+            distilled = distillation_loss(outputs, labels, targets, known)
+            return {
+                "loss_ce": F.cross_entropy(outputs, labels),
+                "loss_distillation": weight * distilled,
+            }
+
+        metrics = train_epochs(context, [state.model], loss)
+        return Uplink(*average.result()), metrics
+
+    def predict(self, state: ClientState, downlink: Downlink, images: Tensor) -> dict[str, Tensor]:
+        return {"accuracy": state.model(images)}
+
+
+class Server(ServerHalf[ServerState]):
+    """Server half: keeps every client's last mean logits, sends each what the others know."""
+
+    def initial_state(self) -> ServerState:
+        return ServerState({}, {}, *sum_over_clients({}, {}, self.dims["C"]))
+
+    def make_downlink(self, card: Card, server_round: int) -> Downlink:
+        state, client = self.state, str(card.client_id)
+        own_ids = torch.zeros(0, dtype=torch.int64)
+        own_logits = torch.zeros(0, self.dims["C"])
+        if client in state.class_ids and not self.config.include_own:
+            own_ids, own_logits = state.class_ids[client], state.logits[client]
+        held, means = leave_one_out(state.sums, state.holders, own_ids, own_logits)
+        return Downlink(held.numpy(), means.numpy())
+
+    def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+        class_ids, logits = dict(self.state.class_ids), dict(self.state.logits)
+        for update in updates:
+            client = str(update.client_id)
+            class_ids[client] = torch.tensor(update.uplink.class_ids)
+            logits[client] = torch.tensor(update.uplink.logits)
+        sums, holders = sum_over_clients(class_ids, logits, self.dims["C"])
+        self.state = ServerState(class_ids, logits, sums, holders)
+        return {"clients_known": float(len(class_ids))}
+
+
+METHOD = register(
+    Method(
+        name="fd",
+        summary="clients distil each other's mean logits of every class",
+        config=Config,
+        uplink=Uplink,
+        downlink=Downlink,
+        client=Client,
+        server=Server,
+        common_feature_dim=False,
+    )
+)
