@@ -209,12 +209,10 @@ def train_generator(
     mean_loss = 0.0
     for _ in range(epochs):
         total = 0.0
-        order = torch.randperm(len(received), generator=draws)
-        for start in range(0, len(order), batch_size):
-            rows = order[start : start + batch_size]
+        for rows in torch.randperm(len(received), generator=draws).split(batch_size):
             loss = margin_loss(received[rows], labels[rows], generator(), margin)
             optimizer.zero_grad(set_to_none=True)
-            torch.autograd.backward(loss)
+            loss.backward()
             optimizer.step()
             total += loss.item() * len(rows)
         mean_loss = total / len(received)
