@@ -1,0 +1,152 @@
+"""LG-FedAvg: clients keep their extractors and average the head.
+
+Liang et al., "Think Locally, Act Globally: Federated Learning with Local and Global
+Representations", arXiv 2001.01523. Every client trains its whole model; only the head, of one
+shape on all clients, is exchanged and averaged. Extractors may have any architecture.
+
+Uplink, per participant and round: the head, C*d + C. Downlink, to everyone: the averaged head,
+C*d + C. Private: extractor and mapping, with all their buffers.
+
+Order of a round on a client: load the head; train extractor, mapping and head with cross entropy;
+upload the head. Server: head <- sum_k (n_k / n) head_k, n_k the training examples of client k and
+n their sum over the clients that answered. Local defaults: SGD with lr 0.01.
+
+Where this departs from the paper: the original may share further top layers, and ensembles local
+and global models for unseen devices. Here only the head is shared, since nothing else has one
+shape on unlike clients, and the personal model is evaluated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from client_app.training import train_epochs
+from models import SplitModel
+from strategies.base.client import ClientContext, ClientHalf
+from strategies.base.exchange import Card, ClientUpdate
+from strategies.base.head import head_arrays, initial_linear, load_head
+from strategies.base.method import Method, Training, register
+from strategies.base.payload import array
+from strategies.base.server import ServerHalf
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """LG-FedAvg has no options of its own."""
+
+
+@dataclasses.dataclass
+class Uplink:
+    """What a participant sends: its trained head."""
+
+    head_weight: NDArray[np.float32] = array("C", "d")
+    head_bias: NDArray[np.float32] = array("C")
+
+
+@dataclasses.dataclass
+class Downlink:
+    """What every client receives: the averaged head."""
+
+    head_weight: NDArray[np.float32] = array("C", "d")
+    head_bias: NDArray[np.float32] = array("C")
+
+
+@dataclasses.dataclass
+class ServerState:
+    """The averaged head: weight (C, d) and bias (C,)."""
+
+    head_weight: Tensor
+    head_bias: Tensor
+
+
+@dataclasses.dataclass
+class ClientState:
+    """The personal model."""
+
+    model: SplitModel
+
+
+def average_heads(heads: Iterable[tuple[Uplink, int]]) -> tuple[Tensor, Tensor]:
+    """Average heads weighted by examples: sum_k (n_k / n) head_k.
+
+    Parameters
+    ----------
+    heads : iterable of (Uplink, int)
+        Heads and their n_k >= 1, at least one pair. Read once and not kept: the memory needed
+        does not grow with the number of clients.
+
+    Returns
+    -------
+    tuple of Tensor
+        Weight (C, d) and bias (C,), float32. Sums are in float64 and in the order of arrival,
+        which is the order of client ids, so that the result does not depend on who is fastest.
+    """
+    weight: NDArray[np.float64] | float = 0.0
+    bias: NDArray[np.float64] | float = 0.0
+    examples = 0
+    for head, count in heads:
+        weight = weight + np.multiply(head.head_weight, count, dtype=np.float64)
+        bias = bias + np.multiply(head.head_bias, count, dtype=np.float64)
+        examples += count
+    return torch.as_tensor(weight / examples).float(), torch.as_tensor(bias / examples).float()
+
+
+class Client(ClientHalf[ClientState, Downlink, Uplink]):
+    """Client half: local training with cross entropy from the averaged head on."""
+
+    def build(self, context: ClientContext) -> ClientState:
+        return ClientState(context.build_model())
+
+    def receive(self, context: ClientContext, state: ClientState, downlink: Downlink) -> None:
+        load_head(state.model.head, downlink.head_weight, downlink.head_bias)
+
+    def train(
+        self, context: ClientContext, state: ClientState, downlink: Downlink
+    ) -> tuple[Uplink, dict[str, float]]:
+        def loss(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            return {"loss_ce": F.cross_entropy(state.model(images), labels)}
+
+        metrics = train_epochs(context, [state.model], loss)
+        return Uplink(*head_arrays(state.model.head)), metrics
+
+    def predict(
+        self, state: ClientState, downlink: Downlink, images: Tensor
+    ) -> dict[str, Tensor]:
+        return {"accuracy": state.model(images)}
+
+
+class Server(ServerHalf[ServerState]):
+    """Server half: one head, the mean of the round's heads."""
+
+    def initial_state(self) -> ServerState:
+        generator = self.generator(0, "head")
+        return ServerState(*initial_linear(self.dims["C"], self.dims["d"], generator))
+
+    def make_downlink(self, card: Card, server_round: int) -> Downlink:
+        return Downlink(self.state.head_weight.numpy(), self.state.head_bias.numpy())
+
+    def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+        heads = ((update.uplink, update.num_examples) for update in updates)
+        self.state = ServerState(*average_heads(heads))
+        return {}
+
+
+METHOD = register(
+    Method(
+        name="lg-fedavg",
+        summary="private extractors, and a head that is averaged over the clients",
+        config=Config,
+        uplink=Uplink,
+        downlink=Downlink,
+        client=Client,
+        server=Server,
+        training=Training(optimizer="sgd", lr=0.01),
+    )
+)
