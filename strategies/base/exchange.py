@@ -8,8 +8,8 @@ Client to server: the record `info` (who answers, for which round, examples, sec
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping
+from math import isfinite
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
@@ -29,6 +29,7 @@ CONTROL = "control"
 INFO = "info"
 METRICS = "metrics"
 CARD = "card"
+INFO_KEYS = frozenset(("client-id", "round", "num-examples", "compute-s", "worker"))
 PHASES = ("train", "pre", "post", "final")
 
 
@@ -79,7 +80,7 @@ class Card:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Card:
         """Check a received card; raises `PayloadError` naming the field."""
-        values = {}
+        values: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
             value = record.get(field.name)
             if field.type == "list[int]":
@@ -172,7 +173,11 @@ class MessageFactory:
         """Return one message; a downlink given again as the same object is packed only once."""
         if self._last is None or self._last[0] is not downlink:
             self._last = (downlink, pack(downlink), count_scalars(downlink)[0])
-        control = {"run-name": self.run_name, "round": server_round, **self.control}
+        control: dict[str, Any] = {
+            "run-name": self.run_name,
+            "round": server_round,
+            **self.control,
+        }
         return Message(
             RecordDict({**self._last[1], CONTROL: ConfigRecord(control)}),
             self.nodes[client_id],
@@ -223,20 +228,24 @@ def read_reply(
     """
     unknown = set(content) - {ARRAYS, MANIFEST, INFO, METRICS}
     if unknown:
-        raise PayloadError(f"{sorted(unknown)[0]}: record is not declared")
+        raise PayloadError(f"{sorted(unknown)[0]!r:.100}: record is not declared")
     info = content.config_records.get(INFO, ConfigRecord())
+    if undeclared := sorted(set(info) - INFO_KEYS):
+        raise PayloadError(f"{INFO}: {undeclared[0]!r:.100}: key is not declared")
     for key, expected in (("client-id", client_id), ("round", server_round)):
         if info.get(key) != expected:
             raise PayloadError(f"{key}: the reply says {info.get(key)!r}, expected {expected}")
     examples, seconds = info.get("num-examples"), info.get("compute-s")
     if type(examples) is not int or examples < 0:
         raise PayloadError(f"num-examples: {examples!r} is not a count")
-    if not isinstance(seconds, float) or not math.isfinite(seconds) or seconds < 0:
+    if not isinstance(seconds, float) or not isfinite(seconds) or seconds < 0:
         raise PayloadError(f"compute-s: {seconds!r} is not a duration")
     worker = info.get("worker")
-    if not isinstance(worker, str):
-        raise PayloadError(f"worker: {worker!r} is not a text")
-    rows = read_metrics(content.metric_records.get(METRICS, MetricRecord()))
+    if not isinstance(worker, str) or not worker:  # Flower cannot count the bytes of ""
+        raise PayloadError(f"worker: {worker!r} is not a name")
+    if METRICS not in content.metric_records:
+        raise PayloadError(f"{METRICS}: record is missing, or holds no metrics")
+    rows = read_metrics(content.metric_records[METRICS])
     # A client that had nothing to train on answers without arrays.
     uplink = unpack(method.uplink, content, dims, templates) if examples else None
     if uplink is None and (ARRAYS in content or MANIFEST in content):
@@ -252,9 +261,11 @@ def read_metrics(record: Mapping[str, Any]) -> list[MetricRow]:
     rows = []
     for key, pair in record.items():
         phase, _, metric = key.partition("/")
-        well_formed = isinstance(pair, list) and len(pair) == 2 and all(map(math.isfinite, pair))
-        if phase not in PHASES or not metric or not well_formed:
-            raise PayloadError(f"{METRICS}: {key} = {pair!r} is not [value, examples] of a phase")
+        finite = isinstance(pair, list) and all(type(v) is float and isfinite(v) for v in pair)
+        named = phase in PHASES and metric and metric.isprintable()
+        if not finite or len(pair) != 2 or not named:
+            shown = f"{key!r:.100} = {pair!r:.100}"
+            raise PayloadError(f"{METRICS}: {shown} is not [value, examples] of a phase")
         if pair[1] < 0 or pair[1] != int(pair[1]):
             raise PayloadError(f"{METRICS}: {key} rests on {pair[1]} examples")
         rows.append(MetricRow(phase, metric, float(pair[0]), int(pair[1])))

@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 
 ARRAYS = "arrays"
 MANIFEST = "manifest"
+MOST_DIMS, LARGEST_DIM = 32, 2**48
+"""Bounds of a received shape, so that arithmetic on it stays small."""
 DTYPES = ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
 
 Shape = tuple[int, ...]
@@ -115,7 +117,8 @@ def pack(payload: Any) -> RecordDict:
     Raises
     ------
     PayloadError
-        If an array has a dtype that does not travel (such as object), naming the key.
+        If an array has a dtype that does not travel (such as object) or does not fit the
+        declared one, naming the key.
     """
     manifest: list[list[Any]] = []
     by_dtype: dict[str, list[NDArray[Any]]] = {}
@@ -123,6 +126,9 @@ def pack(payload: Any) -> RecordDict:
         dtype = item.dtype.name if rule.mapping else rule.dtype
         if dtype not in DTYPES:
             raise PayloadError(f"{key}: dtype {dtype} does not travel; use one of {DTYPES}")
+        # Class ids given as 1.7 must not arrive as 1; an empty list is float64 to NumPy.
+        if item.size and not np.can_cast(item.dtype, dtype, "same_kind"):
+            raise PayloadError(f"{key}: dtype {item.dtype.name}, declared {dtype}")
         # ascontiguousarray would turn a scalar into a vector, so the shape is taken first.
         manifest.append([key, dtype, list(item.shape)])
         by_dtype.setdefault(dtype, []).append(np.ascontiguousarray(item, dtype=dtype))
@@ -140,7 +146,7 @@ def _flat_array(dtype: str, items: list[NDArray[Any]]) -> Array:
         header,
         {"shape": (total,), "fortran_order": False, "descr": np.dtype(dtype).newbyteorder("<").str},
     )
-    data = b"".join([header.getvalue(), *(memoryview(i.reshape(-1)).cast("B") for i in items if i.size)])
+    data = b"".join([header.getvalue(), *(i.reshape(-1).view(np.uint8).data for i in items if i.size)])
     return Array(dtype=dtype, shape=(total,), stype="numpy.ndarray", data=data)
 
 
@@ -207,7 +213,10 @@ def _cut(content: RecordDict) -> dict[str, NDArray[Any]]:
                 f"{key}: shape {tuple(shape)} needs {size} elements, "
                 f"{flats[dtype].size - start} are left of dtype {dtype}"
             )
-        entries[key] = flats[dtype][start : start + size].reshape(shape)
+        try:
+            entries[key] = flats[dtype][start : start + size].reshape(shape)
+        except ValueError as error:  # empty, and yet too large: (0, 2**62)
+            raise PayloadError(f"{key}: impossible shape {tuple(shape)} ({error})") from error
         offsets[dtype] = start + size
     for dtype, flat in flats.items():
         if offsets[dtype] != flat.size:
@@ -229,14 +238,20 @@ def _read_manifest(content: RecordDict) -> list[tuple[str, str, list[int]]]:
         well_formed = (
             isinstance(entry, list)
             and len(entry) == 3
-            and isinstance(entry[0], str)
-            and isinstance(entry[1], str)
+            and _is_name(entry[0])
+            and _is_name(entry[1])
             and isinstance(entry[2], list)
-            and all(type(n) is int and n >= 0 for n in entry[2])
+            and len(entry[2]) <= MOST_DIMS
+            and all(type(n) is int and 0 <= n < LARGEST_DIM for n in entry[2])
         )
         if not well_formed:
             raise PayloadError(f"{MANIFEST}: entry {str(entry)[:80]} is not [key, dtype, shape]")
     return manifest
+
+
+def _is_name(text: object) -> bool:
+    """Say whether a received text may appear in logs and files: short, one line, no surrogates."""
+    return isinstance(text, str) and 0 < len(text) <= 500 and text.isprintable()
 
 
 def _read_flat(dtype: str, item: Array) -> NDArray[Any]:
@@ -245,11 +260,12 @@ def _read_flat(dtype: str, item: Array) -> NDArray[Any]:
         raise PayloadError(f"{dtype}: dtype does not travel; accepted are {', '.join(DTYPES)}")
     stream = io.BytesIO(item.data[:4096])
     try:
-        if np.lib.format.read_magic(stream) != (1, 0):
-            raise PayloadError(f"{dtype}: array is not in NumPy's format 1.0")
+        version = np.lib.format.read_magic(stream)
         shape, _, found = np.lib.format.read_array_header_1_0(stream)
-    except ValueError as error:
-        raise PayloadError(f"{dtype}: array is not in NumPy's format ({error})") from error
+    except Exception as error:  # NumPy's parser lets more than ValueError through
+        raise PayloadError(f"{dtype}: array is not in NumPy's format ({error!r:.200})") from error
+    if version != (1, 0):
+        raise PayloadError(f"{dtype}: array is in NumPy's format {version}, expected (1, 0)")
     body = len(item.data) - stream.tell()
     if found != np.dtype(dtype).newbyteorder("<") or len(shape) != 1:
         raise PayloadError(f"{dtype}: received dtype {found} with shape {shape}")
@@ -292,6 +308,8 @@ def _check_values(
 ) -> None:
     if item.size == 0:
         return
+    if item.dtype.kind == "b" and (item.view(np.uint8) > 1).any():
+        raise PayloadError(f"{key}: bytes other than 0 and 1 in an array of dtype bool")
     if item.dtype.kind == "f" and not np.isfinite(item).all():
         bad = int(item.size - np.isfinite(item).sum())
         raise PayloadError(f"{key}: {bad} of {item.size} values are NaN or infinite")
