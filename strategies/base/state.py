@@ -88,17 +88,11 @@ def load_state(path: Path, skeleton: T) -> T:
         raise StateError(
             f"{path}: holds the fields {sorted(fields)}, {type(skeleton).__name__} has {names}"
         )
-    for name in names:
-        kind, value = fields[name]
-        if kind == "module":
-            entries = {key: tensors[f"{name}/{key}"] for key in value}
-            _fill_module(path, name, getattr(skeleton, name), entries)
-        elif kind == "tensor":
-            setattr(skeleton, name, tensors[name])
-        elif kind == "mapping":
-            setattr(skeleton, name, {key: tensors[f"{name}/{key}"] for key in value})
-        else:
-            setattr(skeleton, name, value)
+    try:
+        for name in names:
+            _fill_field(path, name, skeleton, *fields[name], tensors)
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateError(f"{path}: damaged, its list of fields is wrong ({error!r})") from error
     return skeleton
 
 
@@ -116,6 +110,12 @@ def move_state(state: T, device: torch.device) -> T:
         elif isinstance(value, dict):
             setattr(state, field.name, {key: item.to(device) for key, item in value.items()})
     return state
+
+
+def modules_of(state: Any) -> list[nn.Module]:
+    """Return the fields of a state that are modules."""
+    values = (getattr(state, field.name) for field in dataclasses.fields(state))
+    return [value for value in values if isinstance(value, nn.Module)]
 
 
 def _flatten(state: Any) -> tuple[dict[str, Tensor], dict[str, list[Any]]]:
@@ -179,11 +179,34 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
 
 
+def _fill_field(
+    path: Path, name: str, skeleton: Any, kind: str, value: Any, tensors: dict[str, Tensor]
+) -> None:
+    if kind == "module":
+        entries = {key: tensors[f"{name}/{key}"] for key in value}
+        _fill_module(path, name, getattr(skeleton, name), entries)
+    elif kind == "tensor":
+        setattr(skeleton, name, tensors[name])
+    elif kind == "mapping":
+        setattr(skeleton, name, {key: tensors[f"{name}/{key}"] for key in value})
+    else:
+        setattr(skeleton, name, value)
+
+
 def _fill_module(path: Path, name: str, module: nn.Module, entries: dict[str, Tensor]) -> None:
+    before = dict(module.named_parameters(remove_duplicate=False))
     try:
         module.load_state_dict(entries, strict=True, assign=True)
     except RuntimeError as error:
         raise StateError(f"{path}: field {name} does not fit the model ({error})") from error
+    # Assigning gives every entry a parameter of its own; what was one must be one again.
+    first: dict[int, nn.Parameter] = {}
+    loaded = dict(module.named_parameters(remove_duplicate=False))
+    for key, old in before.items():
+        owner, _, attribute = key.rpartition(".")
+        kept = first.setdefault(id(old), loaded[key])
+        if kept is not loaded[key]:
+            setattr(module.get_submodule(owner), attribute, kept)
     left = [key for key, item in [*module.named_parameters(), *module.named_buffers()] if item.is_meta]
     if left:
         raise StateError(
