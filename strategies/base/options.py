@@ -68,7 +68,10 @@ class Rule:
             return AUTO
         result: bool | int | float | str
         if self.kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-            result = float(value)
+            try:
+                result = float(value)
+            except OverflowError:  # an integer of more than 308 digits
+                result = math.inf
             fits = math.isfinite(result) and self._in_range(result)
         elif self.kind is int and isinstance(value, int) and not isinstance(value, bool):
             result, fits = value, self._in_range(value)
