@@ -21,9 +21,8 @@ head's prediction is "accuracy_head". In round 1 there are no prototypes and bot
 Departures from the released code (HtFLlib): classes never received have a generated but untrained
 vector; it competes in the server's loss, as there, but is not sent, so it neither pulls a loss nor
 is predicted. 1e-12 is added under the square root, whose gradient at zero is infinite. If only
-one class was received, and no gap between classes exists, the margin is its limit tau. Prototypes
-come from one clean pass after training. The released loader is unseeded; batches are drawn from
-the server's private generator here. Classes absent in a round keep what the generator knows.
+one class was received, there is no gap and the margin is its limit tau. Prototypes come from one
+clean pass after training. Classes absent in a round keep what the generator knows.
 """
 
 from __future__ import annotations
@@ -45,7 +44,6 @@ from strategies.base.method import Method, register
 from strategies.base.options import AUTO, option
 from strategies.base.payload import array
 from strategies.base.prototypes import (
-    ClassAverage,
     class_means,
     distances,
     prototype_loss,
@@ -193,10 +191,8 @@ def train_generator(
         What is trained.
     received, labels : Tensor
         The round's prototypes, (N, d), and their classes, (N,).
-    margin : float
-        delta.
-    lr, epochs, batch_size
-        Of the SGD; no batch is dropped.
+    margin, lr, epochs, batch_size
+        delta, and settings of the SGD; no batch is dropped.
     draws : torch.Generator
         Shuffles each epoch.
 
@@ -264,18 +260,13 @@ class Server(ServerHalf[ServerState]):
         return Downlink(class_ids.numpy(), prototypes.numpy())
 
     def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
-        average = ClassAverage(self.dims["C"], self.dims["d"])
-        parts: list[tuple[Tensor, Tensor]] = []
-        for update in updates:
-            labels = torch.tensor(update.uplink.class_ids)
-            prototypes = torch.tensor(update.uplink.prototypes)
-            average.add(labels, prototypes)
-            parts.append((prototypes, labels))
-        class_ids, means, _ = average.result()
+        uplinks = [update.uplink for update in updates]
+        received = torch.from_numpy(np.concatenate([u.prototypes for u in uplinks]))
+        labels = torch.from_numpy(np.concatenate([u.class_ids for u in uplinks]))
+        _, means, _ = class_means(received, labels)
         margin = adaptive_margin(torch.from_numpy(means), self.config.margin_limit)
-        received = torch.cat([p for p, _ in parts]), torch.cat([y for _, y in parts])
-        loss = self._train(server_round, *received, margin)
-        self.state.received[torch.from_numpy(class_ids)] = True
+        loss = self._train(server_round, received, labels, margin)
+        self.state.received[labels] = True
         return {"server_loss": loss, "server_margin": margin}
 
     def _train(self, server_round: int, received: Tensor, labels: Tensor, margin: float) -> float:
