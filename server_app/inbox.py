@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -13,6 +14,9 @@ from flwr.serverapp import Grid
 
 PUSH_CHUNK = 16
 """Messages handed to the Grid at once, so that a large round is never held twice."""
+RAY_WRAPPER = "The above exception was the direct cause of the following exception"
+FLOWER_WRAPPER = re.compile(r"""^<class '(?:\w+\.)*([^'.]+)'>:<['"]""")
+"""A SuperNode reports `raise ValueError("boom")` as `<class 'ValueError'>:<'boom'>`."""
 SHORTEST_POLL, LONGEST_POLL = 0.01, 0.5
 """Bounds of the pause between two polls, in seconds."""
 
@@ -125,6 +129,8 @@ class Inbox:
 
 def _reason(message: Message) -> str:
     """Return the telling line of an error reply: the exception, without Ray's traceback."""
-    lines = [line.strip() for line in (message.error.reason or "").splitlines() if line.strip()]
+    # Ray reports the client's exception first, then Flower's wrapper around it.
+    cause, _, _ = (message.error.reason or "").partition(RAY_WRAPPER)
+    lines = [line.strip() for line in cause.splitlines() if line.strip()]
     text = lines[-1] if lines else f"error code {message.error.code}, no reason given"
-    return text.strip("'>\"")[:500]
+    return FLOWER_WRAPPER.sub(r"\1: ", text).removesuffix("'>").removesuffix('">')[:500]

@@ -1,0 +1,211 @@
+"""The inbox: replies are matched by the message they answer, and no wait is without end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from server_app.inbox import PUSH_CHUNK, GridError, Inbox, Sent
+
+
+class FakeGrid:
+    """Gives every message an id in turn and hands out the replies it is told to have."""
+
+    def __init__(self) -> None:
+        self.pushed: list[Any] = []
+        self.chunks: list[int] = []
+        self.replies: list[Any] = []
+        self.asked: list[list[str]] = []
+        self.refuse: set[int] = set()
+
+    def push_messages(self, messages: Iterable[Any]) -> list[str]:
+        ids = []
+        for message in list(messages):
+            number = len(self.pushed)
+            self.pushed.append(message)
+            ids.append("" if number in self.refuse else f"m{number}")
+        self.chunks.append(len(ids))
+        return ids
+
+    def pull_messages(self, ids: Iterable[str]) -> list[Any]:
+        self.asked.append(list(ids))
+        there, self.replies = self.replies, []
+        return there
+
+
+def reply(to: str, *, source: int = 100, error: str | None = None, code: int = 2) -> Any:
+    return SimpleNamespace(
+        metadata=SimpleNamespace(reply_to_message_id=to, src_node_id=source),
+        has_error=lambda: error is not None,
+        error=SimpleNamespace(code=code, reason=error),
+        content=f"content of {to}",
+    )
+
+
+def pushed(*kinds: str) -> tuple[Inbox, FakeGrid]:
+    grid = FakeGrid()
+    inbox = Inbox(cast(Grid, grid))
+    inbox.push(
+        (cast(Message, f"{kind}-{i}"), Sent(kind, 100 + i, i)) for i, kind in enumerate(kinds)
+    )
+    return inbox, grid
+
+
+def soon(seconds: float = 0.05) -> float:
+    return time.monotonic() + seconds
+
+
+def test_replies_are_matched_by_what_they_answer() -> None:
+    """An error for a dead node comes from node 1, the SuperLink."""
+    inbox, grid = pushed("train", "train", "train")
+    grid.replies = [
+        reply("m2", source=102),
+        reply("m0", source=1, error="node is gone", code=5),
+        reply("m1", source=101),
+    ]
+    answers = [inbox.receive(soon(), "train") for _ in range(3)]
+    assert [a.sent.client_id for a in answers if a] == [2, 0, 1]
+    assert [a.reason for a in answers if a] == [None, "node is gone", None]
+    assert [a.message is None for a in answers if a] == [False, True, False]
+    assert inbox.receive(soon(), "train") is None
+    assert inbox.outstanding("train") == 0
+
+
+def test_the_deadline_ends_the_wait() -> None:
+    inbox, grid = pushed("train")
+    started = time.monotonic()
+    assert inbox.receive(soon(0.1), "train") is None
+    assert 0.09 <= time.monotonic() - started < 1.0
+    assert len(grid.asked) >= 2
+
+
+def test_a_deadline_in_the_past_still_looks_once() -> None:
+    inbox, grid = pushed("train")
+    grid.replies = [reply("m0")]
+    answer = inbox.receive(time.monotonic() - 1, "train")
+    assert answer is not None
+    assert answer.sent.client_id == 0
+
+
+def test_nothing_out_means_no_wait() -> None:
+    inbox, grid = pushed("query")
+    started = time.monotonic()
+    assert inbox.receive(soon(60), "train", "evaluate") is None
+    assert time.monotonic() - started < 1
+    assert grid.asked == []
+
+
+def test_other_kinds_are_received_on_the_way() -> None:
+    inbox, grid = pushed("query", "train")
+    grid.replies = [reply("m0"), reply("m1")]
+    kinds = [inbox.receive(soon(), "train"), inbox.receive(soon(), "train")]
+    assert [a.sent.kind for a in kinds if a] == ["query", "train"]
+
+
+def test_what_was_pulled_together_is_not_lost() -> None:
+    inbox, grid = pushed(*["train"] * 5)
+    grid.replies = [reply(f"m{i}") for i in range(5)]
+    first = inbox.receive(soon(), "train")
+    assert first is not None
+    # Giving up the rest does not take back what has arrived.
+    assert inbox.give_up("train") == []
+    assert [a.sent.client_id for a in inbox.arrived()] == [1, 2, 3, 4]
+
+
+def test_late_replies_to_what_was_given_up_are_ignored() -> None:
+    inbox, grid = pushed("train", "evaluate", "query")
+    lost = inbox.give_up("train", "evaluate")
+    assert [(a.sent.client_id, a.reason) for a in lost] == [
+        (0, "no answer before the deadline"), (1, "no answer before the deadline")
+    ]  # fmt: skip
+    assert inbox.outstanding("train", "evaluate") == 0
+    assert inbox.outstanding("query") == 1
+    grid.replies = [reply("m0"), reply("m1"), reply("m2")]
+    assert [a.sent.client_id for a in inbox.arrived()] == [2]
+    assert grid.asked[-1] == ["m2"]
+
+
+def test_second_and_unknown_replies_are_ignored() -> None:
+    inbox, grid = pushed("train", "train")
+    grid.replies = [reply("m0"), reply("m0"), reply("m9"), reply("")]
+    assert [a.sent.client_id for a in inbox.arrived()] == [0]
+    grid.replies = [reply("m0", error="late"), reply("m1")]
+    assert [a.sent.client_id for a in inbox.arrived()] == [1]
+
+
+def test_messages_are_pushed_a_few_at_a_time_and_lazily() -> None:
+    grid = FakeGrid()
+    made: list[int] = []
+
+    def messages() -> Any:
+        for i in range(2 * PUSH_CHUNK + 3):
+            made.append(i)
+            assert i - len(grid.pushed) < PUSH_CHUNK
+            yield f"train-{i}", Sent("train", i, i)
+
+    inbox = Inbox(cast(Grid, grid))
+    inbox.push(messages())
+    assert grid.chunks == [PUSH_CHUNK, PUSH_CHUNK, 3]
+    assert inbox.outstanding("train") == 2 * PUSH_CHUNK + 3
+
+
+def test_refused_messages_raise() -> None:
+    grid = FakeGrid()
+    grid.refuse = {1}
+    with pytest.raises(GridError, match="refused 1 of 3 messages of kind train"):
+        Inbox(cast(Grid, grid)).push((cast(Message, "x"), Sent("train", i, i)) for i in range(3))
+
+
+def test_missing_ids_raise() -> None:
+    grid = FakeGrid()
+    grid.push_messages = lambda messages: []  # type: ignore[method-assign, assignment]
+    with pytest.raises(GridError, match="refused 1 of 1"):
+        Inbox(cast(Grid, grid)).push([(cast(Message, "x"), Sent("query", 0, None))])
+
+
+RAY = """<class 'ray.exceptions.RayTaskError(ClientAppException)'>:<'\x1b[36mray::\
+ClientAppActor.run()\x1b[39m (pid=1, ip=10.0.0.1, actor_id=1)
+  File "/x/flwr/clientapp/client_app.py", line 1, in run
+    raise KeyError("model")
+KeyError: 'model'
+
+The above exception was the direct cause of the following exception:
+
+\x1b[36mray::ClientAppActor.run()\x1b[39m (pid=1, ip=10.0.0.1)
+  File "/x/flwr/simulation/ray_transport/ray_actor.py", line 65, in run
+    raise ClientAppException(str(ex)) from ex
+flwr.clientapp.client_app.ClientAppException:
+Exception ClientAppException occurred. Message: 'model''>
+"""
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        ("<class 'ValueError'>:<'boom in client'>", "ValueError: boom in client"),
+        ("<class 'client_app.training.TrainingDivergedError'>:<'round 2'>",
+         "TrainingDivergedError: round 2"),
+        ("RuntimeError: plain", "RuntimeError: plain"),
+        ("first\n\nValueError: last\n\n", "ValueError: last"),
+        (RAY, "KeyError: 'model'"),
+        ("", "error code 2, no reason given"),
+        (None, "error code 2, no reason given"),
+        ("  \n ", "error code 2, no reason given"),
+        ("x" * 2000, "x" * 500),
+    ],
+)  # fmt: skip
+def test_reasons_are_one_telling_line(reason: str | None, expected: str) -> None:
+    inbox, grid = pushed("train")
+    answer = reply("m0", error="")
+    answer.error.reason = reason
+    grid.replies = [answer]
+    received = inbox.receive(soon(), "train")
+    assert received is not None
+    assert received.message is None
+    assert received.reason == expected
