@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from flwr.serverapp import Grid
@@ -11,6 +12,10 @@ from server_app.inbox import Answer, Inbox, Sent
 from strategies.base.exchange import CARD, Card, MessageFactory
 from strategies.base.payload import PayloadError
 from strategies.base.server import RosterError, ServerHalf
+
+
+class DuplicateClientError(RosterError):
+    """Two connected nodes say that they are the same client."""
 
 
 class Roster:
@@ -23,6 +28,7 @@ class Roster:
         self.messages = messages
         self.problems: list[tuple[int | None, str]] = []
         self._asked: set[int] = set()
+        self._duplicates: set[int] = set()
 
     @property
     def grid(self) -> Grid:
@@ -65,8 +71,16 @@ class Roster:
         if card is None:
             self.problems.append((None, error[1] if error else "no card"))
             return
+        node = answer.sent.node_id
         try:
-            self._admit([(answer.sent.node_id, card)])
+            self._admit([(node, card)])
+        except DuplicateClientError as problem:
+            # A restarted client is back before Flower notices that its old node is gone (up to
+            # a minute): it is asked again, and complained about once.
+            self._asked.discard(node)
+            if node not in self._duplicates:
+                self._duplicates.add(node)
+                self.problems.append((card.client_id, str(problem)))
         except RosterError as problem:
             self.problems.append((card.client_id, str(problem)))
 
@@ -130,7 +144,7 @@ class Roster:
         nodes = {c: n for c, n in self.messages.nodes.items() if n in online}
         for node, card in cards:
             if nodes.get(card.client_id, node) != node:
-                raise RosterError(
+                raise DuplicateClientError(
                     f"client {card.client_id}: two connected nodes have this id; give each its "
                     "own client-id (or partition-id) in its node-config"
                 )
@@ -144,7 +158,7 @@ def _read_card(answer: Answer) -> tuple[Card | None, tuple[str, str] | None]:
     node = f"node {answer.sent.node_id}"
     if answer.message is None:
         return None, ("failure", f"{node}: {answer.reason}")
-    record = answer.message.content.config_records.get(CARD, {})
+    record: Mapping[str, Any] = answer.message.content.config_records.get(CARD, {})
     if "problem" in record:
         return None, ("set-up", f"client {record.get('who')}: {record['problem']}")
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -15,7 +16,7 @@ from flwr.serverapp.strategy.result import Result
 
 from strategies.base.exchange import INFO, Card, ClientUpdate, MessageFactory, read_reply
 from strategies.base.method import Method
-from strategies.base.payload import Template
+from strategies.base.payload import PayloadError, Template
 from strategies.base.rng import SERVER, numpy_generator, torch_generator
 from strategies.base.run_config import RunConfig
 
@@ -133,10 +134,27 @@ class ServerHalf(Strategy, Generic[ServerState]):
     def admit(self, cards: Iterable[Card]) -> None:
         """Add clients after checking them; raises `RosterError` with every problem found."""
         cards = list(cards)
-        problems = [problem for card in cards if (problem := self.check(card)) is not None]
+        problems = self._contradictions(cards)
+        problems += [problem for card in cards if (problem := self.check(card)) is not None]
         if problems:
             raise RosterError("; ".join(problems[:5]))
         self.cards |= {card.client_id: card for card in cards}
+
+    def _contradictions(self, cards: list[Card]) -> list[str]:
+        """Return where new cards take the data set to be another than most clients do."""
+        newer = {card.client_id for card in cards}
+        known = [card for i, card in self.cards.items() if i not in newer] or cards
+        problems = []
+        for name in ("num_classes", "class_hash", "channels", "image_size"):
+            usual = Counter(getattr(card, name) for card in known).most_common(1)
+            problems += [
+                f"client {card.client_id}: {name} is {getattr(card, name)}, the others have "
+                f"{usual[0][0]}; all clients need the same classes in the same order and images "
+                "of one kind"
+                for card in cards
+                if getattr(card, name) != usual[0][0]
+            ]
+        return problems
 
     # Flower's Strategy ----------------------------------------------------------------------------
 
@@ -155,26 +173,36 @@ class ServerHalf(Strategy, Generic[ServerState]):
     def _messages(self, kind: str, server_round: int, config: ConfigRecord) -> Iterator[Message]:
         if self.messages is None:
             raise RuntimeError(f"{type(self).__name__}: messages need a round loop; call start()")
-        for client_id in config["participants"]:  # type: ignore[union-attr]
-            downlink = self.make_downlink(self.cards[int(client_id)], server_round)
-            yield self.messages.build(kind, int(client_id), server_round, downlink)
+        participants: Any = config["participants"]
+        for client_id in participants:
+            downlink = self.make_downlink(self.cards[client_id], server_round)
+            yield self.messages.build(kind, client_id, server_round, downlink)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check raw replies, aggregate the valid ones in client order; arrays stay in `state`."""
-        updates = [
-            self.read(int(reply.content[INFO]["client-id"]), server_round, reply.content)
-            for reply in replies
-            if reply.has_content()
-        ]
+        updates = []
+        for reply in replies:
+            if reply.has_content():
+                client_id: Any = reply.content[INFO]["client-id"]
+                updates.append(self.read(client_id, server_round, reply.content))
         metrics = self.aggregate(server_round, iter(sorted(updates, key=lambda u: u.client_id)))
         return None, MetricRecord(dict(metrics))
 
     def read(self, client_id: int, server_round: int, content: RecordDict) -> ClientUpdate:
         """Check one client's reply; raises `PayloadError` naming the key."""
-        templates = self.templates(self.cards[client_id])
-        return read_reply(self.method, content, client_id, server_round, self.dims, templates)
+        card = self.cards[client_id]
+        templates = self.templates(card)
+        update = read_reply(self.method, content, client_id, server_round, self.dims, templates)
+        # Means are weighted by examples, so a client must not have more than it said it had.
+        most = max(card.train_examples, card.validation_examples, card.test_examples)
+        claims = [("num-examples", update.num_examples, card.train_examples)]
+        claims += [(f"{row.phase}/{row.metric}", row.examples, most) for row in update.rows]
+        for key, claimed, limit in claims:
+            if claimed > limit:
+                raise PayloadError(f"{key}: rests on {claimed} examples, the card says {limit}")
+        return update
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
