@@ -51,8 +51,13 @@ class Checkpoints:
                 path.rename(path.with_suffix(".damaged"))
                 continue
             return number
-        if rounds:
-            raise StateError(f"{self.directory}: none of {len(rounds)} checkpoints can be used")
+        # Those set aside by an earlier attempt count: starting over would discard the records.
+        damaged = sorted(path.name for path in self.directory.glob("round-*.damaged"))
+        if damaged:
+            raise StateError(
+                f"{self.directory}: none of {len(damaged)} checkpoints can be used "
+                f"({', '.join(damaged)}); start a new run"
+            )
         return 0
 
     def oldest(self) -> int:
