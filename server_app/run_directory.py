@@ -9,7 +9,7 @@ import os
 import platform
 import secrets
 import subprocess
-import sys
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -67,7 +67,11 @@ class RunDirectory:
                 raise ConfigError(f"resume = {name!r}: there is no run in {path}")
             lock = _lock(path)
             info = json.loads((path / "config.json").read_text(encoding="utf-8"))
-            _refuse_changes(name, info["config"], run.flat())
+            try:
+                _refuse_changes(name, info["config"], run.flat())
+            except ConfigError:
+                lock.release()
+                raise
             info["config"] = {**run.flat(), "run-name": name, "resume": ""}
             directory = cls(path, info, lock, resumed=True)
         else:
@@ -89,25 +93,31 @@ class RunDirectory:
 
     def set_status(self, status: str, **facts: Any) -> None:
         """Write config.json with a new status ("running", "completed", "failed") and facts."""
+        self.info.pop("reason", None)  # of an earlier failure, when the run goes on
         self.info |= {"status": status, **facts}
         write_atomically(self.path / "config.json", json.dumps(self.info, indent=2) + "\n")
 
     def write_cards(self, cards: dict[int, Card]) -> None:
-        """Write clients.csv; on resume first refuse clients whose data or model changed."""
+        """Write clients.csv; on resume first refuse clients whose data or model changed.
+
+        Clients of the resumed run that are away keep their rows.
+        """
         path = self.path / "clients.csv"
+        rows: dict[int, Iterable[object]] = {}
         if self.resumed and path.is_file():
-            _refuse_changed_clients(path, cards)
+            rows = {i: row.values() for i, row in _known_clients(path, cards).items()}
         names = [field.name for field in dataclasses.fields(Card)]
         names = ["client" if name == "client_id" else name for name in names]
         partial = path.with_name(".clients.csv.partial")
         with partial.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(names)
-            for _, card in sorted(cards.items()):
-                writer.writerow(
+            for client_id, card in cards.items():
+                rows[client_id] = [
                     " ".join(map(str, v)) if isinstance(v, list) else v
                     for v in dataclasses.astuple(card)
-                )
+                ]
+            writer.writerows(row for _, row in sorted(rows.items()))
         partial.replace(path)
 
     def release(self) -> None:
@@ -140,7 +150,8 @@ def _refuse_changes(name: str, before: dict[str, Any], now: dict[str, Any]) -> N
         )
 
 
-def _refuse_changed_clients(path: Path, cards: dict[int, Card]) -> None:
+def _known_clients(path: Path, cards: dict[int, Card]) -> dict[int, dict[str, str]]:
+    """Return the rows of clients.csv by client id, after refusing clients that changed."""
     with path.open(newline="", encoding="utf-8") as file:
         before = {int(row["client"]): row for row in csv.DictReader(file)}
     for client_id, card in sorted(cards.items()):
@@ -151,6 +162,7 @@ def _refuse_changed_clients(path: Path, cards: dict[int, Card]) -> None:
                     f"client {client_id}: {key} was {row[key]} when the run began and is "
                     f"{getattr(card, key)} now; a resumed run needs the same clients"
                 )
+    return before
 
 
 def _describe(run: RunConfig, name: str) -> dict[str, Any]:
@@ -168,7 +180,6 @@ def _describe(run: RunConfig, name: str) -> dict[str, Any]:
         "split_hash": None,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}",
-        "command": " ".join(sys.argv)[:300],
         "token": secrets.token_hex(8),
     }
 

@@ -172,7 +172,7 @@ def test_a_mistake_in_the_set_up_stops_the_run() -> None:
 def test_an_unreadable_card_stops_the_run() -> None:
     broken = ConfigRecord({**a_card(2).to_record(), "classes": [0, 99]})
     roster, _ = a_roster({35: a_card(0), 36: a_card(1), 37: broken})
-    with pytest.raises(RosterError, match=r"^node 37: card: classes .* contradict num_classes = 10"):
+    with pytest.raises(RosterError, match=r"^node 37: card: classes .* contradict num_classes"):
         roster.assemble()
     roster, _ = a_roster({35: a_card(0), 36: ConfigRecord()})
     with pytest.raises(RosterError, match=r"^node 36: card: client_id = None"):
