@@ -90,7 +90,8 @@ def load_state(path: Path, skeleton: T) -> T:
         )
     try:
         for name in names:
-            _fill_field(path, name, skeleton, *fields[name], tensors)
+            kind, value = fields[name]
+            _fill_field(path, name, skeleton, kind, value, tensors)
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(f"{path}: damaged, its list of fields is wrong ({error!r})") from error
     return skeleton
