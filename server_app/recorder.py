@@ -7,6 +7,7 @@ runs with one seed leave the same metrics.csv.
 from __future__ import annotations
 
 import csv
+import io
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -74,7 +75,7 @@ class Recorder:
         rows = sorted(
             result.rows, key=lambda pair: (PHASES.index(pair[1].phase), pair[0], pair[1].metric)
         )
-        metrics = [
+        metrics: list[tuple[Any, ...]] = [
             (number, client, row.phase, row.metric, repr(row.value), row.examples)
             for client, row in rows
         ]
@@ -138,8 +139,10 @@ class Recorder:
 
 def read_rows(path: Path) -> list[dict[str, str]]:
     """Read a CSV file; a last line that a killed process left unfinished is dropped."""
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    # A cut may go through a character, or shorten the last number: only whole lines count.
+    text = path.read_bytes().decode("utf-8", errors="replace")
+    whole = text[: text.rfind("\n") + 1]
+    rows = list(csv.DictReader(io.StringIO(whole, newline="")))
     return [row for row in rows if None not in row.values() and None not in row]
 
 
