@@ -92,10 +92,12 @@ def closing_lines(summary: Mapping[str, Any]) -> str:
         f"{accuracy['clients_evaluated']} of {summary['clients']} clients, "
         f"{accuracy['model']} models, {accuracy['test_split']} test split"
     )
+    chosen = f" in round {accuracy['best_round']}, chosen by {accuracy['best_by']} accuracy"
+    if accuracy["best"] is None:
+        chosen = ""
     lines = [
         f"final accuracy {percent(accuracy['final'])} ({scope})",
-        f"best accuracy  {percent(accuracy['best'])} in round {accuracy['best_round']}, "
-        f"chosen by {accuracy['best_by']} accuracy",
+        f"best accuracy  {percent(accuracy['best'])}{chosen}",
         f"a round moves  {human(traffic['uplink_scalars_per_round'])} scalars up, "
         f"{human(traffic['downlink_scalars_per_round'])} down",
         f"rounds took    {time['total_s']:.1f} s, client failures: {summary['clients_failed']}",

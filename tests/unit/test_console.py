@@ -1,0 +1,84 @@
+"""What a run prints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from server_app.console import cards_table, closing_lines, final_table, human, percent, table
+from tests.unit.test_roster import a_card
+
+
+def test_tables_align_numbers_right_and_texts_left() -> None:
+    assert table(("name", "n", "x"), [("a", 1, "0.5"), ("long", 1200, "-10.25")]) == "\n".join(
+        ["  name     n       x", "  a        1     0.5", "  long  1200  -10.25"]
+    )
+    assert table(("a", "b"), []) == "  a  b"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.8312, "83.12 %"), (0.0, "0.00 %"), (1, "100.00 %"), (None, "not evaluated")],
+)
+def test_percent(value: float | None, text: str) -> None:
+    assert percent(value) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0"), (512, "512"), (5120, "5.12k"), (513_000, "513k"), (8_863_080, "8.86M"), (2e9, "2G")],
+)
+def test_human(number: float, text: str) -> None:
+    assert human(number) == text
+
+
+def test_clients_are_listed_by_id_up_to_a_limit() -> None:
+    text = cards_table({i: a_card(i) for i in reversed(range(25))})
+    rows = text.splitlines()
+    assert rows[0].split() == [
+        "client", "model", "parameters", "width", "classes", "train", "val", "test", "device"
+    ]  # fmt: skip
+    assert rows[1].split() == ["0", "cnn5", "10", "500-512", "2", "of", "10", "5", "0", "2", "cpu"]
+    assert rows[-1].strip() == "and 5 more, see clients.csv"
+    assert len(rows) == 22
+
+
+def test_the_final_table_says_who_was_not_evaluated() -> None:
+    text = final_table({0: a_card(0), 1: a_card(1)}, {0: 0.5}, {0: 3})
+    rows = [row.split() for row in text.splitlines()[1:]]
+    assert rows == [
+        ["0", "cnn5", "3", "2", "50.00", "%"],
+        ["1", "cnn5", "0", "2", "not", "evaluated"],
+    ]
+
+
+def summary(**accuracy: Any) -> dict[str, Any]:
+    return {
+        "clients": 5,
+        "clients_failed": 1,
+        "accuracy": {
+            "final": 0.5, "best": 0.75, "best_round": 2, "best_by": "validation",
+            "clients_evaluated": 4, "model": "personal", "test_split": "global", **accuracy,
+        },
+        "traffic": {"uplink_scalars_per_round": 5120, "downlink_scalars_per_round": 513_000},
+        "time": {"total_s": 12.34},
+    }  # fmt: skip
+
+
+def test_the_last_lines_say_what_a_mean_rests_on() -> None:
+    """U27."""
+    assert closing_lines(summary()).splitlines() == [
+        "final accuracy 50.00 % (4 of 5 clients, personal models, global test split)",
+        "best accuracy  75.00 % in round 2, chosen by validation accuracy",
+        "a round moves  5.12k scalars up, 513k down",
+        "rounds took    12.3 s, client failures: 1",
+    ]
+
+
+def test_the_last_lines_without_an_evaluation() -> None:
+    text = closing_lines(
+        summary(final=None, best=None, best_round=None, best_by="test", clients_evaluated=0)
+    ).splitlines()
+    assert text[0].startswith("final accuracy not evaluated (0 of 5 clients")
+    assert text[1] == "best accuracy  not evaluated"
