@@ -107,6 +107,11 @@ class PrivateSuperLink:
             raise FlowerError("no SuperLink runs; use it in a with statement")
         return self._superlink.pid
 
+    @property
+    def alive(self) -> bool:
+        """Whether the SuperLink runs."""
+        return self._superlink is not None and self._superlink.poll() is None
+
     def processes(self) -> set[Process]:
         """Return all processes that live because of this SuperLink, itself included."""
         self._known = family(self._variable, self._known)

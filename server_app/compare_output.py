@@ -1,0 +1,147 @@
+"""A comparison's table as Markdown and CSV, and the page around it."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+
+from server_app.compare_page import page
+from server_app.compare_plan import Plan
+from server_app.compare_results import NOT_RUN, TARGET_FIELDS, Row, Spread, collect
+from server_app.run_directory import write_atomically
+
+
+def _percent(value: Spread) -> str:
+    text = f"{100 * value.mean:.2f}"
+    return f"{text} ± {100 * value.std:.2f}" if value.std is not None else text
+
+
+def _count(value: Spread) -> str:
+    text = f"{value.mean:,.0f}"
+    return f"{text} ± {value.std:,.0f}" if value.std else text
+
+
+def _rounds(value: Spread) -> str:
+    text = f"{value.mean:g}" if value.mean == int(value.mean) else f"{value.mean:.1f}"
+    return f"{text} ± {value.std:.1f}" if value.std else text
+
+
+def _seconds(value: Spread) -> str:
+    return f"{value.mean:.3g}" if value.mean < 100 else f"{value.mean:,.0f}"
+
+
+COLUMNS: dict[str, tuple[str, Callable[[Spread], str]]] = {
+    "final": ("final accuracy %", _percent),
+    "best": ("best %", _percent),
+    "mean_over_clients": ("mean over clients %", _percent),
+    "spread": ("spread over clients %", _percent),
+    "worst_client": ("worst client %", _percent),
+    "rounds_to_target": ("rounds to target", _rounds),
+    "uplink_to_target": ("uplink scalars to target", _count),
+    "downlink_to_target": ("downlink scalars to target", _count),
+    "uplink_per_round": ("uplink scalars/round", _count),
+    "downlink_per_round": ("downlink scalars/round", _count),
+    "round_s": ("s/round", _seconds),
+    "total_s": ("s total", _seconds),
+}
+"""Column -> heading and format, in the order of the table."""
+
+
+def write_outputs(plan: Plan, states: Mapping[str, str], notes: Mapping[str, str]) -> list[Row]:
+    """Write `<name>.md`, `<name>.csv` and `<name>.html`, each whole or not at all.
+
+    Parameters
+    ----------
+    plan : Plan
+        The comparison.
+    states : Mapping of str to str
+        How much there is of every run, by its name.
+    notes : Mapping of str to str
+        Why a run is not complete, by its name.
+
+    Returns
+    -------
+    list of Row
+        The table's rows.
+    """
+    rows = collect(plan, states)
+    plan.output.mkdir(parents=True, exist_ok=True)
+    heads, body = table_cells(plan, rows)
+    texts = {
+        "md": markdown(plan, heads, body),
+        "csv": csv_text(plan, rows),
+        "html": page(plan, states, notes, rows, heads, body, explanation(plan)),
+    }
+    for suffix, text in texts.items():
+        write_atomically(plan.output / f"{plan.name}.{suffix}", text)
+    return rows
+
+
+def shown_columns(plan: Plan) -> list[str]:
+    """Return the columns of the table; those about a target only if there is one."""
+    return [c for c in COLUMNS if plan.target is not None or c not in TARGET_FIELDS]
+
+
+def table_cells(plan: Plan, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Return the table's headings and its cells as texts."""
+    variants = any(row.variant for row in rows)
+    columns = shown_columns(plan)
+    first = ["variant", "method"] if variants else ["method"]
+    heads = [*first, *(COLUMNS[c][0] for c in columns), "seeds"]
+    body = []
+    for row in rows:
+        cells = [row.cells.get(c, NOT_RUN) for c in columns]
+        texts = [
+            cell if isinstance(cell, str) else COLUMNS[c][1](cell)
+            for c, cell in zip(columns, cells, strict=True)
+        ]
+        names = [row.variant, row.label] if variants else [row.label]
+        body.append([*names, *texts, f"{row.complete} of {row.planned}"])
+    return heads, body
+
+
+def explanation(plan: Plan) -> str:
+    """Say in words what the columns are."""
+    target = (
+        f" Target: mean accuracy {100 * plan.target:g} %; scalars of training messages up to then."
+        if plan.target is not None
+        else ""
+    )
+    return (
+        "Accuracies are of the clients' own test splits: final (last evaluation) and best (the "
+        "round with the highest validation accuracy) are weighted by test examples, mean, spread "
+        "(standard deviation) and worst are over clients alike. ± is the sample standard deviation "
+        "over seeds. Scalars are counted as in the methods' papers, over all participants; s/round "
+        f"is the median, s total all rounds without the start of Ray.{target}"
+    )
+
+
+def markdown(plan: Plan, heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """Return the table for GitHub."""
+    names = len(heads) - len(shown_columns(plan)) - 1
+    rule = [":---"] * names + ["---:"] * (len(heads) - names)
+    lines = ["| " + " | ".join(cells) + " |" for cells in (heads, rule, *body)]
+    return "\n".join([f"# {plan.name}", "", *lines, "", explanation(plan), ""])
+
+
+def csv_text(plan: Plan, rows: Sequence[Row]) -> str:
+    """Return the table for programs: means and deviations as fractions and plain numbers.
+
+    Where there is no number, the mean's cell says why in words and the deviation's is empty.
+    """
+    columns = shown_columns(plan)
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    measures = [f"{column}{part}" for column in columns for part in ("", "_std")]
+    writer.writerow(["variant", "label", "method", *measures, "seeds_complete", "seeds_planned"])
+    for row in rows:
+        cells: list[object] = []
+        for column in columns:
+            cell = row.cells.get(column, NOT_RUN)
+            if isinstance(cell, str):
+                cells += [cell, ""]
+            else:
+                cells += [repr(cell.mean), "" if cell.std is None else repr(cell.std)]
+        writer.writerow([row.variant, row.label, row.method, *cells, row.complete, row.planned])
+    return out.getvalue()

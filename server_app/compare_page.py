@@ -1,0 +1,157 @@
+"""A comparison's page: its table, accuracy over rounds by variant, and the state of its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from server_app.compare_plan import Plan
+from server_app.compare_results import Row, Spread
+from server_app.compare_state import COMPLETE
+from server_app.report_style import LOGO, STYLE
+from server_app.report_svg import (
+    BOTTOM,
+    LEFT,
+    RIGHT,
+    TOP,
+    Plot,
+    Scale,
+    empty,
+    esc,
+    figure,
+    ticks,
+)
+
+PALETTE = (
+    "#4169c4", "#c8553d", "#c08a1e", "#4f8a5f", "#8a63ac", "#2b8a97", "#b0508a", "#7a8b2a",
+    "#8c6b4f", "#6c7a89", "#d0763a", "#3f9fb5",
+)  # fmt: skip
+"""One colour a method, each readable on light and on dark paper; then they repeat, dashed."""
+
+_STYLE = (
+    "".join(f".q{i}{{--c:{colour}}}" for i, colour in enumerate(PALETTE))
+    + ".area{fill:var(--c);opacity:.14}.again{stroke-dasharray:6 4}"
+    ".k.again{border-top-style:dashed}.comparison th:nth-child(-n+2){text-align:left}"
+    ".comparison td:nth-child(-n+2){text-align:left}"
+)
+
+
+def page(
+    plan: Plan,
+    states: Mapping[str, str],
+    notes: Mapping[str, str],
+    rows: Sequence[Row],
+    heads: Sequence[str],
+    body: Sequence[Sequence[str]],
+    explanation: str,
+) -> str:
+    """Return the whole page as HTML; it makes no request of any kind."""
+    done = sum(states.get(run.name) == COMPLETE for run in plan.runs)
+    css = "completed" if done == len(plan.runs) else "running"
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>{esc(plan.name)} · Wildflower</title><style>{STYLE}{_STYLE}</style></head>"
+        f'<body><main>\n<header><div class="eyebrow">{LOGO}Wildflower comparison '
+        f'<span class="pill {css}">{done} of {len(plan.runs)} runs complete</span></div>'
+        f"<h1>{esc(plan.name)}</h1></header>\n"
+        f'<h2>Accuracy over rounds</h2><div class="charts">{charts(rows)}</div>\n'
+        f'<h2>Table</h2><p class="note">{esc(explanation)}</p>{_table(heads, body)}\n'
+        f"<h2>Runs</h2>{_runs(plan, states, notes)}\n"
+        "<footer>Written by wildflower compare from the files of the run directories.</footer>\n"
+        "</main></body></html>\n"
+    )
+
+
+def charts(rows: Sequence[Row]) -> str:
+    """Return one chart a variant; a method has the same colour in all of them."""
+    labels = list(dict.fromkeys(row.label for row in rows))
+    colours = {label: _colour(index) for index, label in enumerate(labels)}
+    variants = list(dict.fromkeys(row.variant for row in rows))
+    return "".join(
+        _chart(variant or "All methods", [row for row in rows if row.variant == variant], colours)
+        for variant in variants
+    )
+
+
+def _colour(index: int) -> str:
+    again = " again" if index >= len(PALETTE) else ""
+    return f"q{index % len(PALETTE)}{again}"
+
+
+def _chart(title: str, rows: Sequence[Row], colours: Mapping[str, str]) -> str:
+    drawn = [row for row in rows if row.curve]
+    if not drawn:
+        return empty(title, "no complete run so far")
+    places = [x for row in drawn for x, _ in row.curve]
+    heights = [y for row in drawn for _, s in row.curve for y in _edges(s)]
+    low, high = max(0.0, min(heights) - 0.02), min(1.0, max(heights) + 0.02)
+    plot = Plot(
+        Scale(min(places), max(places), LEFT, RIGHT), Scale(low, high, BOTTOM, TOP),
+        f"Mean accuracy over rounds, {title}",
+    )  # fmt: skip
+    plot.grid(
+        [(x, f"{x:g}") for x in ticks(min(places), max(places), whole=True)],
+        [(y, f"{100 * y:g} %") for y in ticks(low, high)],
+        "round",
+    )
+    for row in drawn:
+        _draw(plot, row, colours[row.label])
+    legend = [(f"k {colours[row.label]}", _key(row)) for row in drawn]
+    note = (
+        "mean accuracy over all clients, weighted by test examples; line: mean over seeds, "
+        "area: ± one standard deviation over seeds"
+    )
+    return figure(title, note, legend, plot.render())
+
+
+def _draw(plot: Plot, row: Row, css: str) -> None:
+    if any(s.std for _, s in row.curve):
+        upper = [(x, _edges(s)[1]) for x, s in row.curve]
+        lower = [(x, _edges(s)[0]) for x, s in row.curve]
+        data = plot.path([*upper, *reversed(lower)])
+        plot.parts.append(f'<path class="area {css}" d="{data}Z"/>')
+    title = f"{row.label}: {100 * row.curve[-1][1].mean:.1f} % at the end"
+    plot.line([(x, s.mean) for x, s in row.curve], css, title)
+
+
+def _edges(value: Spread) -> tuple[float, float]:
+    std = value.std or 0.0
+    return max(0.0, value.mean - std), min(1.0, value.mean + std)
+
+
+def _key(row: Row) -> str:
+    seeds = "" if row.complete == row.planned else f" ({row.complete} of {row.planned} seeds)"
+    return row.label + seeds
+
+
+def _table(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{esc(text)}</th>" for text in heads)
+    lines = "".join("<tr>" + "".join(map(_cell, cells)) + "</tr>" for cells in body)
+    return (
+        f'<div class="scroll"><table class="comparison"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{lines}</tbody></table></div>"
+    )
+
+
+def _cell(text: str) -> str:
+    css = ' class="none"' if text.startswith("not ") else ""
+    return f"<td{css}>{esc(text)}</td>"
+
+
+def _runs(plan: Plan, states: Mapping[str, str], notes: Mapping[str, str]) -> str:
+    lines = []
+    for run in plan.runs:
+        name = esc(run.name)
+        if (run.directory / "report.html").is_file():
+            name = f'<a href="{name}/report.html">{name}</a>'
+        note = notes.get(run.name, "")
+        lines.append(
+            f'<tr><td class="left">{name}</td><td class="left">{esc(states.get(run.name, ""))}</td>'
+            f'<td class="left reason">{esc(note)}</td></tr>'
+        )
+    return (
+        '<div class="scroll"><table><thead><tr><th class="left">run</th><th class="left">state</th>'
+        f'<th class="left">note</th></tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
+    )
