@@ -10,6 +10,7 @@ from client_app.training import EVALUATION_BATCH, device_batches, precision
 from data import Split
 from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.exchange import MetricRow
+from strategies.base.state import modules_of
 
 
 @torch.no_grad()
@@ -18,8 +19,11 @@ def evaluate_client(
 ) -> list[MetricRow]:
     """Measure every named prediction of the method on the test and the validation split.
 
-    An empty split gives no row: "not evaluated" is the absence of a number, not a zero.
+    An empty split gives no row: "not evaluated" is the absence of a number, not a zero. All
+    modules of the state are put in evaluation mode.
     """
+    for module in modules_of(state):
+        module.eval()
     rows = []
     for prefix, split in (("", context.data.test), ("validation_", context.data.validation)):
         correct = _count_correct(context, half, state, downlink, split)

@@ -31,7 +31,7 @@ from strategies.base.method import Method
 from strategies.base.options import ConfigError
 from strategies.base.payload import pack, unpack
 from strategies.base.rng import derive_seed, isolated_torch_rng
-from strategies.base.state import move_state
+from strategies.base.state import modules_of, move_state
 
 
 def answer_query(message: Message, context: Context, method: Method) -> Message:
@@ -138,6 +138,9 @@ class Session:
         session.state, session.rounds_trained = session.restore(bool(control["final"]))
         session.downlink = unpack(method.downlink, message.content, local.dims)
         move_state(session.state, local.device)
+        # Whether an evaluation came first or not, training starts from the same mode.
+        for module in modules_of(session.state):
+            module.eval()
         half.receive(local, session.state, session.downlink)
         prune_rounds(directory, int(control["keep-from"]))  # type: ignore[arg-type]
         return session

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from client_app.augment import augment
+from client_app.flops import StepFlops
 from data import Split, normalise
 from models import SplitModel
 from strategies.base.client import ClientContext
@@ -30,6 +32,8 @@ def train_epochs(
     *,
     clip_norm: float | None = None,
     epochs: int | None = None,
+    split: Split | None = None,
+    lr_factor: float = 1.0,
 ) -> dict[str, float]:
     """Train modules on the client's training examples.
 
@@ -49,48 +53,63 @@ def train_epochs(
         Each module's gradient is scaled down to at most this norm, separately.
     epochs : int, optional
         Default: the run's `local-epochs`.
+    split : Split, optional
+        Examples to train on; default: all the client's training examples.
+    lr_factor : float
+        Scales the learning rate, for methods with a schedule over rounds.
 
     Returns
     -------
     dict
-        Mean of every loss term per example over all steps, their sum as "loss", and
-        "examples_seen", the number of examples in all steps.
+        Mean of every loss term per example over all steps, their sum as "loss";
+        "examples_seen", the number of examples in all steps; and "flops", the floating-point
+        operations of all steps, forward and backward (see `client_app.flops`).
 
     Raises
     ------
     TrainingDivergedError
         Naming client, round, loss term and its last finite value.
     """
-    drop_singletons = _enter_training(modules, context)
-    optimizer = make_optimizer(context, [p for m in modules for p in m.parameters()])
+    split = context.data.train if split is None else split
+    drop_singletons = _enter_training(modules, min(len(split), context.run.batch_size))
+    parameters = [p for m in modules for p in m.parameters()]
+    optimizer = make_optimizer(context, parameters, lr_factor)
+    flops = StepFlops(context, len(parameters))
     generator = context.generator("batches")
     totals: dict[str, float] = {}
+    last: dict[str, str] = {}
     seen = 0
     for epoch in range(epochs or context.run.local_epochs):
         steps: list[dict[str, Tensor]] = []
         sizes: list[int] = []
         for images, labels in device_batches(
-            context, context.data.train, context.run.batch_size, generator, drop_singletons
+            context, split, context.run.batch_size, generator, drop_singletons
         ):
-            terms = _step(context, optimizer, modules, loss_function, images, labels, clip_norm)
+            images = augment(context.run.augment, images, generator)
+            with flops.counting(len(labels)):
+                terms = _step(context, optimizer, modules, loss_function, images, labels, clip_norm)
             steps.append(terms)
             sizes.append(len(labels))
         # One look at the losses an epoch: on a GPU a look at every step would stall it.
-        _add_epoch(context, epoch, steps, sizes, totals)
+        _add_epoch(context, epoch, steps, sizes, totals, last)
         seen += sum(sizes)
     for module in modules:
         module.eval()
     means = {name: total / seen for name, total in totals.items()}
-    return {"loss": sum(means.values()), **means, "examples_seen": float(seen)}
+    counters = {"examples_seen": float(seen), "flops": flops.total(seen)}
+    return {"loss": sum(means.values()), **means, **counters}
 
 
 def make_optimizer(
-    context: ClientContext, parameters: Sequence[nn.Parameter]
+    context: ClientContext, parameters: Sequence[nn.Parameter], lr_factor: float = 1.0
 ) -> torch.optim.Optimizer:
-    """Return a fresh optimiser: the run's settings where they are given, else the method's."""
+    """Return a fresh optimiser: the run's settings where they are given, else the method's.
+
+    `lr_factor` scales the learning rate.
+    """
     run, defaults = context.run, context.run.chosen_method.training
     name = defaults.optimizer if run.optimizer == AUTO else run.optimizer
-    lr = defaults.lr if isinstance(run.lr, str) else run.lr
+    lr = lr_factor * (defaults.lr if isinstance(run.lr, str) else run.lr)
     decay = defaults.weight_decay if isinstance(run.weight_decay, str) else run.weight_decay
     momentum = defaults.momentum if isinstance(run.momentum, str) else run.momentum
     if name == "sgd":
@@ -167,30 +186,37 @@ def _add_epoch(
     steps: list[dict[str, Tensor]],
     sizes: list[int],
     totals: dict[str, float],
+    last: dict[str, str],
 ) -> None:
-    """Add the epoch's loss terms to `totals`, weighted by examples, after checking them."""
+    """Add the epoch's loss terms to `totals`, weighted by examples, after checking them.
+
+    `last` keeps the epoch's last values in words, for the message of a later one.
+    """
     weights = torch.tensor(sizes, dtype=torch.float64)
     for name in steps[0]:
         values = torch.stack([terms[name] for terms in steps]).double().cpu()
         finite = values.isfinite()
         if not finite.all():
             step = int((~finite).nonzero()[0])
-            last = f"{values[step - 1].item():.4g} in the step before" if step else "none"
+            known = last.get(name, "none in this round")
+            if step:
+                known = f"{values[step - 1].item():.4g} in the step before"
             raise TrainingDivergedError(
                 f"client {context.client_id}, round {context.server_round}, epoch {epoch + 1}: "
                 f"{name} became {values[step].item()} in step {step + 1} of {len(steps)}; last "
-                f"finite value: {last}; lower lr"
+                f"finite value: {known}; lower lr"
             )
+        last[name] = f"{values[-1].item():.4g} in the epoch before"
         totals[name] = totals.get(name, 0.0) + float(values @ weights)
 
 
-def _enter_training(modules: Sequence[nn.Module], context: ClientContext) -> bool:
+def _enter_training(modules: Sequence[nn.Module], largest_batch: int) -> bool:
     """Put modules in training mode; return whether a left-over example must be dropped."""
     for module in modules:
         module.train()
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
     norms = [layer for m in modules for layer in m.modules() if isinstance(layer, kinds)]
-    if min(len(context.data.train), context.run.batch_size) > 1:
+    if largest_batch > 1:
         return bool(norms)
     # Batch statistics of one example are undefined: use the running ones.
     for layer in norms:

@@ -34,7 +34,7 @@ from torch import Tensor
 from client_app.training import collect_representations, train_epochs
 from models import SplitModel
 from strategies.base.client import ClientContext, ClientHalf
-from strategies.base.exchange import Card, ClientUpdate
+from strategies.base.exchange import ClientUpdate
 from strategies.base.head import initial_linear, load_head, train_head
 from strategies.base.method import Method, Training, register
 from strategies.base.options import option
@@ -136,7 +136,7 @@ class Server(ServerHalf[ServerState]):
         generator = self.generator(0, "head")
         return ServerState(*initial_linear(self.dims["C"], self.dims["d"], generator))
 
-    def make_downlink(self, card: Card, server_round: int) -> Downlink:
+    def common_downlink(self, server_round: int) -> Downlink:
         return Downlink(self.state.head_weight.numpy(), self.state.head_bias.numpy())
 
     def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:

@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from client_app.training import train_epochs
 from models import SplitModel
 from strategies.base.client import ClientContext, ClientHalf
-from strategies.base.exchange import Card, ClientUpdate
+from strategies.base.exchange import ClientUpdate
 from strategies.base.head import head_arrays, initial_linear, load_head
 from strategies.base.method import Method, Training, register
 from strategies.base.options import option
@@ -313,7 +313,7 @@ class Server(ServerHalf[ServerState]):
         head = initial_linear(classes, width, self.generator(0, "head"))
         return ServerState(*head, generator.eval(), torch.zeros(classes, dtype=torch.bool))
 
-    def make_downlink(self, card: Card, server_round: int) -> Downlink:
+    def common_downlink(self, server_round: int) -> Downlink:
         head_weight, head_bias = self.state.head_weight.numpy(), self.state.head_bias.numpy()
         entries = self.state.generator.state_dict()
         names = self.state.generator.wire_names().items()

@@ -38,7 +38,7 @@ from torch import Tensor
 from client_app.training import collect_representations, train_epochs
 from models import SplitModel
 from strategies.base.client import ClientContext, ClientHalf
-from strategies.base.exchange import Card, ClientUpdate
+from strategies.base.exchange import ClientUpdate
 from strategies.base.method import Method, register
 from strategies.base.options import option
 from strategies.base.payload import array
@@ -176,7 +176,7 @@ class Server(ServerHalf[ServerState]):
             torch.zeros(classes, self.dims["d"]), torch.zeros(classes, dtype=torch.bool)
         )
 
-    def make_downlink(self, card: Card, server_round: int) -> Downlink:
+    def common_downlink(self, server_round: int) -> Downlink:
         class_ids = self.state.known.nonzero().flatten()
         return Downlink(class_ids.numpy(), self.state.prototypes[class_ids].numpy())
 

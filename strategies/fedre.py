@@ -32,7 +32,7 @@ from torch import Tensor
 from client_app.training import collect_representations, train_epochs
 from models import SplitModel
 from strategies.base.client import ClientContext, ClientHalf
-from strategies.base.exchange import Card, ClientUpdate
+from strategies.base.exchange import ClientUpdate
 from strategies.base.head import initial_linear, load_head, train_head
 from strategies.base.method import Method, Training, register
 from strategies.base.options import option
@@ -120,6 +120,8 @@ def draw_weights(
         "uniform" on (0, 1), "gaussian" N(0, 1) or "laplacian" Laplace(0, 1).
     weight_map : str
         "normalise" divides the absolute draws by their sum, "softmax" exponentiates the draws.
+    generator : numpy Generator
+        Where the draws come from.
     """
     draws = {
         "uniform": lambda: generator.uniform(size=count),
@@ -161,10 +163,13 @@ def sample_weights(
     counts = np.bincount(labels, minlength=classes)
     present = np.flatnonzero(counts)
     if mechanism == "RSR":
-        return np.eye(len(labels))[generator.integers(len(labels))]
+        one = np.zeros(len(labels))
+        one[generator.integers(len(labels))] = 1.0
+        return one
     if mechanism in ("VAR", "RAR"):
         raw = np.ones(len(labels)) if mechanism == "VAR" else draws
-        return raw / raw.sum()
+        by_sample: NDArray[np.float64] = raw / raw.sum()
+        return by_sample
     by_class = np.zeros(classes)
     if mechanism == "RSP":
         by_class[generator.choice(present)] = 1.0
@@ -254,7 +259,7 @@ class Server(ServerHalf[ServerState]):
         generator = self.generator(0, "head")
         return ServerState(*initial_linear(self.dims["C"], self.dims["d"], generator))
 
-    def make_downlink(self, card: Card, server_round: int) -> Downlink:
+    def common_downlink(self, server_round: int) -> Downlink:
         return Downlink(self.state.head_weight.numpy(), self.state.head_bias.numpy())
 
     def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:

@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from client_app.training import collect_representations, train_epochs
 from models import SplitModel
 from strategies.base.client import ClientContext, ClientHalf
-from strategies.base.exchange import Card, ClientUpdate
+from strategies.base.exchange import ClientUpdate
 from strategies.base.method import Method, register
 from strategies.base.options import AUTO, option
 from strategies.base.payload import array
@@ -253,7 +253,7 @@ class Server(ServerHalf[ServerState]):
             generator = PrototypeGenerator(classes, self.dims["d"])
         return ServerState(generator, torch.zeros(classes, dtype=torch.bool))
 
-    def make_downlink(self, card: Card, server_round: int) -> Downlink:
+    def common_downlink(self, server_round: int) -> Downlink:
         class_ids = self.state.received.nonzero().flatten()
         with torch.no_grad():
             prototypes = self.state.generator()[class_ids]

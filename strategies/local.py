@@ -16,7 +16,7 @@ from torch import Tensor
 from client_app.training import train_epochs
 from models import SplitModel
 from strategies.base.client import ClientContext, ClientHalf
-from strategies.base.exchange import Card, ClientUpdate
+from strategies.base.exchange import ClientUpdate
 from strategies.base.method import Method, register
 from strategies.base.server import ServerHalf
 
@@ -74,7 +74,7 @@ class Server(ServerHalf[ServerState]):
     def initial_state(self) -> ServerState:
         return ServerState()
 
-    def make_downlink(self, card: Card, server_round: int) -> Downlink:
+    def common_downlink(self, server_round: int) -> Downlink:
         return Downlink()
 
     def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:

@@ -59,7 +59,9 @@ def train_head(
     targets : Tensor
         Label distributions, (N, C), rows sum to 1.
     lr, epochs, batch_size
-        Of the SGD; batches are shuffled with `generator`.
+        Of the SGD.
+    generator : torch.Generator
+        Shuffles the batches.
     reduction : str
         "sum" or "mean" of the loss over a batch. With "sum" the step grows with the batch.
     classes : Tensor, optional

@@ -63,7 +63,7 @@ class Method:
     uplink: type
     downlink: type
     client: type[ClientHalf[Any, Any, Any]]
-    server: type[ServerHalf]
+    server: type[ServerHalf[Any]]
     training: Training = Training()
     evaluate_when: str = "pre"
     common_feature_dim: bool = True

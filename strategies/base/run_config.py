@@ -19,12 +19,14 @@ from strategies.base.options import (
     unknown_key,
 )
 
+AUGMENTATIONS = ("crop-flip", "crop-flip-erase", "crop-flip-cutout")
+"""See `client_app.augment`."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 MAY_CHANGE_ON_RESUME = frozenset(
-    "num-rounds output-dir run-name resume keep-checkpoints min-clients wait-timeout "
-    "round-timeout on-client-error device".split()
+    ("num-rounds", "output-dir", "run-name", "resume", "keep-checkpoints", "min-clients")
+    + ("wait-timeout", "round-timeout", "on-client-error", "device")
 )
 """Keys that a resumed run may set differently: none of them changes a finished round."""
 
@@ -51,6 +53,7 @@ class RunConfig:
     sample_fraction: float = option(1.0, above=0, maximum=1)
     local_epochs: int = option(1, minimum=1)
     batch_size: int = option(32, minimum=1)
+    augment: str = option("none", *AUGMENTATIONS)
     optimizer: str = option(AUTO, "sgd", "adam", "adamw")
     lr: float | str = option(AUTO, kind=float, above=0)
     momentum: float | str = option(AUTO, kind=float, minimum=0, maximum=1)
@@ -150,7 +153,7 @@ def parse_run_config(values: Mapping[str, object]) -> RunConfig:
         raise ConfigError(
             f"method = {run.method!r}: accepted is one of {', '.join(method_names())}"
         )
-    configs = {
+    configs: dict[str, Any] = {
         name: parse_options(get_method(name).config, values, name + ".") for name in method_names()
     }
     return dataclasses.replace(run, method_config=configs[run.method])

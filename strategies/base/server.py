@@ -30,8 +30,8 @@ class RosterError(RuntimeError):
 class ServerHalf(Strategy, Generic[ServerState]):
     """What a method does on the server.
 
-    A method overrides `initial_state`, `make_downlink` and `aggregate`; `select`, `should_stop`,
-    `check` and `templates` where it differs. The round loop (`server_app.loop`) does the rest.
+    A method overrides `initial_state`, `aggregate` and one of `common_downlink` and
+    `make_downlink`; `select`, `should_stop`, `check` and `templates` where it differs. The round loop (`server_app.loop`) does the rest.
 
     Attributes
     ----------
@@ -54,9 +54,18 @@ class ServerHalf(Strategy, Generic[ServerState]):
     def initial_state(self) -> ServerState:
         """Return the state before round 1; `dims` is known by then."""
 
-    @abstractmethod
+    def common_downlink(self, server_round: int) -> Any:
+        """Return the payload of a round, where it is the same for all clients.
+
+        It is made and packed once. None, the default, asks `make_downlink` for each client.
+        """
+        return None
+
     def make_downlink(self, card: Card, server_round: int) -> Any:
-        """Return the payload for one client in one round."""
+        """Return the payload for one client in one round, where clients get different ones."""
+        raise NotImplementedError(
+            f"{type(self).__name__} needs common_downlink or make_downlink"
+        )
 
     @abstractmethod
     def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
@@ -174,8 +183,11 @@ class ServerHalf(Strategy, Generic[ServerState]):
         if self.messages is None:
             raise RuntimeError(f"{type(self).__name__}: messages need a round loop; call start()")
         participants: Any = config["participants"]
+        common = self.common_downlink(server_round) if participants else None
         for client_id in participants:
-            downlink = self.make_downlink(self.cards[client_id], server_round)
+            downlink = common
+            if downlink is None:
+                downlink = self.make_downlink(self.cards[client_id], server_round)
             yield self.messages.build(kind, client_id, server_round, downlink)
 
     def aggregate_train(

@@ -65,7 +65,7 @@ def test_generator_sizes(noise: int, size: int) -> None:
 def test_downlink_is_head_and_generator_uplink_is_head() -> None:
     """51,300 + 331,776; running statistics, class ids and label counts are on the wire only."""
     server = make_server(100, 512, hidden_dim=512, noise_dim=32)
-    downlink = server.make_downlink(server.cards[0], 1)
+    downlink = server.common_downlink(1)
     assert count_scalars(downlink) == (51_300 + 331_776, 51_300 + 331_776 + 2 * 512)
     uplink = Uplink(downlink.head_weight, downlink.head_bias, np.zeros(100, np.int64))
     assert count_scalars(uplink) == (51_300, 51_400)
@@ -138,7 +138,7 @@ def test_a_class_that_nobody_has_is_never_generated(monkeypatch: pytest.MonkeyPa
     server = make_server(server_steps=20)
     server.aggregate(1, iter([update(0, [5, 0, 1, 0]), update(1, [2, 0, 0, 0])]))
     assert seen == {0, 2}
-    assert server.make_downlink(server.cards[0], 2).classes.tolist() == [0, 2]
+    assert server.common_downlink(2).classes.tolist() == [0, 2]
 
 
 def test_generator_learns_what_the_heads_agree_on() -> None:
@@ -170,7 +170,7 @@ def test_server_round(teacher: str) -> None:
 
 def test_classes_once_learned_stay_known() -> None:
     server = make_server()
-    assert server.make_downlink(server.cards[0], 1).classes.tolist() == []
+    assert server.common_downlink(1).classes.tolist() == []
     server.aggregate(1, iter([update(0, [1, 0, 0, 0])]))
     server.aggregate(2, iter([update(1, [0, 0, 3, 0])]))
     assert server.state.learned.tolist() == [True, False, True, False]
@@ -180,7 +180,7 @@ def test_clients_copy_of_the_generator_is_the_servers_in_evaluation_mode() -> No
     server = make_server()
     server.aggregate(1, iter([update(0, [1, 1, 1, 1])]))
     dims = {"d": D, "C": C}
-    downlink = unpack(Downlink, pack(server.make_downlink(server.cards[0], 2)), dims)
+    downlink = unpack(Downlink, pack(server.common_downlink(2)), dims)
     context: Any = SimpleNamespace(config=server.config, dims=dims, device=torch.device("cpu"))
     copy = Client()._generator(context, downlink)
     assert not any(module.training for module in copy.modules())

@@ -53,11 +53,11 @@ def test_missing_class_keeps_its_last_prototype() -> None:
     server = SmallServer(parse_run_config({"method": "fedproto"}))
     card = cast(Card, None)
     server.state = server.initial_state()
-    assert server.make_downlink(card, 1).prototypes.shape == (0, 2)
+    assert server.common_downlink(1).prototypes.shape == (0, 2)
     server.aggregate(1, [update(0, uplink({0: [1.0, 2.0], 2: [3.0, 4.0]}, [5, 5]))])
     before = server.state
     metrics = server.aggregate(2, [update(1, uplink({2: [5.0, 6.0]}, [1]))])
-    sent = server.make_downlink(card, 3)
+    sent = server.common_downlink(3)
     assert sent.class_ids.tolist() == [0, 2]
     assert sent.prototypes.tolist() == [[1.0, 2.0], [5.0, 6.0]]
     assert metrics == {"classes_received": 1.0, "classes_known": 2.0}

@@ -123,12 +123,12 @@ def test_generator_learns_to_place_classes() -> None:
 def test_only_received_classes_are_sent() -> None:
     """Classes ever received stay; the others are generated but never leave the server."""
     server = small_server(server_epochs=2)
-    assert server.make_downlink(CARD, 1).prototypes.shape == (0, 4)
+    assert server.common_downlink(1).prototypes.shape == (0, 4)
     metrics = server.aggregate(1, [update(0, [3]), update(1, [1, 3])])
     assert metrics["server_loss"] > 0
     assert 0 < metrics["server_margin"] < 100
     assert server.aggregate(2, [update(2, [1])])["server_margin"] == 100.0
-    sent = server.make_downlink(CARD, 3)
+    sent = server.common_downlink(3)
     assert sent.class_ids.tolist() == [1, 3]
     assert sent.prototypes.shape == (2, 4)
 
@@ -140,7 +140,7 @@ def test_training_depends_on_seed_and_round_only() -> None:
         torch.rand(3)
         server = small_server(server_epochs=3, server_lr=0.1, server_batch_size=1)
         server.aggregate(4, [update(0, [0, 1, 2]), update(1, [2, 4])])
-        results.append(server.make_downlink(CARD, 5).prototypes)
+        results.append(server.common_downlink(5).prototypes)
     np.testing.assert_array_equal(*results)
 
 
