@@ -7,6 +7,7 @@ import dataclasses
 import io
 import json
 import math
+import pickle
 import random
 from collections.abc import Callable
 from typing import Any
@@ -331,7 +332,7 @@ DATA_CASES: dict[str, bytes] = {
     "scalar": npy(FLOATS[0]),
     "objects": npy(np.array([1.0] * 8, dtype=object), pickled=True),
     "structured": npy(np.zeros(8, dtype=[("a", "<f4")])),
-    "pickle": __import__("pickle").dumps(FLOATS),
+    "pickle": pickle.dumps(FLOATS),
     "version 2": header("", npy(FLOATS), version=(2, 0)),
     "version 9": header(SAYS.format(descr="'<f4'", shape="(8,)"), FLOATS.tobytes(), (9, 9)),
     "says more": header(SAYS.format(descr="'<f4'", shape="(9,)"), FLOATS.tobytes()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,7 @@ def test_refused_values_name_key_value_and_what_is_accepted(key: str) -> None:
     for value in values:
         text = refused({key: value})
         assert text.startswith(f"{key} = {value!r}: accepted is "), text
-        assert __import__("re").search(accepted, text), text
+        assert re.search(accepted, text), text
 
 
 @pytest.mark.parametrize("case", [("sample-fraction", 5.0), ("method", "fedfomo"),
