@@ -14,6 +14,7 @@ from server_app.roster import Roster
 from strategies.base.exchange import ClientUpdate, MetricRow, count_bytes
 from strategies.base.payload import PayloadError
 from strategies.base.server import ServerHalf
+from strategies.base.state import non_finite_entries
 
 
 class RunError(RuntimeError):
@@ -136,6 +137,12 @@ class Round:
         self.result.server_metrics = self.strategy.aggregate(
             self.result.server_round, _chain(first, updates)
         )
+        broken = non_finite_entries(self.strategy.state)
+        if broken:
+            raise RunError(
+                f"round {self.result.server_round}: the server's {', '.join(broken[:3])} became "
+                f"NaN or infinite; lower the learning rates ({self.strategy.method.name}.server-lr)"
+            )
         for _ in updates:
             pass  # a method may stop reading early; the replies are still awaited
 

@@ -13,9 +13,11 @@ Order of a round on a client: keep the mean logits received; train with cross en
 distillation term, adding up the logits of every training forward of all local epochs; upload
 their means. The server holds each client's last mean logits; it has no model and trains nothing.
 
-Averages are over clients, not over examples. A client that is away keeps counting with what it
-sent last, and a class nobody sent in a round keeps its average; so a recipient's average is over
-the last word of every other client that ever held the class. Option `include-own` adds its own.
+Averages are over clients, not over examples, and for every class over those of the last round in
+which anybody sent it: who was away then is not averaged in, and a class nobody sent in a round
+keeps its average. Option `average-over = "all"` averages over the last word of every client that
+ever held the class; with one client a round it gives a recipient more to learn from. Option
+`include-own` adds the recipient's own.
 
 Departures from the released code (HtFLlib), which feeds raw logits as soft labels into the cross
 entropy: they are not a distribution, so the softmax of the mean logit is the target here. It
@@ -54,10 +56,14 @@ class Config:
         lambda, the weight of the distillation term.
     include_own : bool
         Whether a client's own mean logits take part in the average it receives.
+    average_over : str
+        "round": the clients of the last round in which the class was sent; "all": the last word
+        of every client that ever sent it.
     """
 
     distillation_weight: float = option(1.0, minimum=0)
     include_own: bool = option(False)
+    average_over: str = option("round", "all")
 
 
 @dataclasses.dataclass
@@ -89,14 +95,20 @@ class ServerState:
     ----------
     class_ids, logits : dict of str to Tensor
         A client's classes (m,) and their mean logits (m, C).
+    rounds : dict of str to Tensor
+        When the client sent them, () int64.
+    newest : Tensor
+        The last round in which anybody sent a class, (C,) int64; -1 for never.
     sums : Tensor
-        Sum of the mean logits of a true class over its holders, (C, C) float64.
+        Sum of the averaged mean logits of a true class, (C, C) float64.
     holders : Tensor
-        How many clients sent the class, (C,) int64.
+        How many clients are in that sum, (C,) int64.
     """
 
     class_ids: dict[str, Tensor]
     logits: dict[str, Tensor]
+    rounds: dict[str, Tensor]
+    newest: Tensor
     sums: Tensor
     holders: Tensor
 
@@ -106,6 +118,22 @@ class ClientState:
     """The personal model."""
 
     model: SplitModel
+
+
+def newest_rounds(class_ids: dict[str, Tensor], rounds: dict[str, Tensor], classes: int) -> Tensor:
+    """Return the last round in which anybody sent a class, (C,) int64; -1 for never.
+
+    Parameters
+    ----------
+    class_ids, rounds : dict of str to Tensor
+        By client id: classes (m,) and the round in which they were sent, ().
+    classes : int
+        C.
+    """
+    newest = torch.full((classes,), -1, dtype=torch.int64)
+    for client, ids in class_ids.items():
+        newest[ids] = newest[ids].maximum(rounds[client])
+    return newest
 
 
 def sum_over_clients(
@@ -198,26 +226,40 @@ class Server(ServerHalf[ServerState]):
     """Server half: keeps every client's last mean logits, sends each what the others know."""
 
     def initial_state(self) -> ServerState:
-        return ServerState({}, {}, *sum_over_clients({}, {}, self.dims["C"]))
+        never = torch.full((self.dims["C"],), -1, dtype=torch.int64)
+        return ServerState({}, {}, {}, never, *sum_over_clients({}, {}, self.dims["C"]))
 
     def make_downlink(self, card: Card, server_round: int) -> Downlink:
-        state, client = self.state, str(card.client_id)
-        own_ids = torch.zeros(0, dtype=torch.int64)
-        own_logits = torch.zeros(0, self.dims["C"])
-        if client in state.class_ids and not self.config.include_own:
-            own_ids, own_logits = state.class_ids[client], state.logits[client]
-        held, means = leave_one_out(state.sums, state.holders, own_ids, own_logits)
+        own_ids, own_logits = self._averaged(str(card.client_id))
+        if self.config.include_own:
+            own_ids, own_logits = own_ids[:0], own_logits[:0]
+        held, means = leave_one_out(self.state.sums, self.state.holders, own_ids, own_logits)
         return Downlink(held.numpy(), means.numpy())
 
     def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
-        class_ids, logits = dict(self.state.class_ids), dict(self.state.logits)
+        state, classes = self.state, self.dims["C"]
         for update in updates:
             client = str(update.client_id)
-            class_ids[client] = torch.tensor(update.uplink.class_ids)
-            logits[client] = torch.tensor(update.uplink.logits)
-        sums, holders = sum_over_clients(class_ids, logits, self.dims["C"])
-        self.state = ServerState(class_ids, logits, sums, holders)
-        return {"clients_known": float(len(class_ids))}
+            state.class_ids[client] = torch.tensor(update.uplink.class_ids)
+            state.logits[client] = torch.tensor(update.uplink.logits)
+            state.rounds[client] = torch.tensor(server_round)
+        state.newest = newest_rounds(state.class_ids, state.rounds, classes)
+        averaged = {client: self._averaged(client) for client in state.class_ids}
+        ids = {client: pair[0] for client, pair in averaged.items()}
+        logits = {client: pair[1] for client, pair in averaged.items()}
+        state.sums, state.holders = sum_over_clients(ids, logits, classes)
+        return {"clients_known": float(len(state.class_ids))}
+
+    def _averaged(self, client: str) -> tuple[Tensor, Tensor]:
+        """Return a client's class ids (m,) and mean logits (m, C) that the averages contain."""
+        state = self.state
+        if client not in state.class_ids:
+            return torch.zeros(0, dtype=torch.int64), torch.zeros(0, self.dims["C"])
+        ids, logits = state.class_ids[client], state.logits[client]
+        if self.config.average_over == "all":
+            return ids, logits
+        kept = state.newest[ids] == state.rounds[client]
+        return ids[kept], logits[kept]
 
 
 METHOD = register(

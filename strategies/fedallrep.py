@@ -35,11 +35,10 @@ from client_app.training import collect_representations, train_epochs
 from models import SplitModel
 from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.exchange import ClientUpdate
-from strategies.base.head import initial_linear, load_head, train_head
+from strategies.base.head import HeadPayload, HeadServer, load_head
 from strategies.base.method import Method, Training, register
 from strategies.base.options import option
 from strategies.base.payload import array
-from strategies.base.server import ServerHalf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,22 +73,6 @@ class Uplink:
 
 
 @dataclasses.dataclass
-class Downlink:
-    """What every client receives: the head of the server."""
-
-    head_weight: NDArray[np.float32] = array("C", "d")
-    head_bias: NDArray[np.float32] = array("C")
-
-
-@dataclasses.dataclass
-class ServerState:
-    """The head: weight W (C, d) and bias b (C,)."""
-
-    head_weight: Tensor
-    head_bias: Tensor
-
-
-@dataclasses.dataclass
 class ClientState:
     """The personal model."""
 
@@ -104,17 +87,17 @@ def join_uplinks(uplinks: Iterable[Uplink]) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(representations), torch.from_numpy(labels)
 
 
-class Client(ClientHalf[ClientState, Downlink, Uplink]):
+class Client(ClientHalf[ClientState, HeadPayload, Uplink]):
     """Client half: local training with cross entropy, then all representations."""
 
     def build(self, context: ClientContext) -> ClientState:
         return ClientState(context.build_model(mapping=context.config.mapping))
 
-    def receive(self, context: ClientContext, state: ClientState, downlink: Downlink) -> None:
+    def receive(self, context: ClientContext, state: ClientState, downlink: HeadPayload) -> None:
         load_head(state.model.head, downlink.head_weight, downlink.head_bias)
 
     def train(
-        self, context: ClientContext, state: ClientState, downlink: Downlink
+        self, context: ClientContext, state: ClientState, downlink: HeadPayload
     ) -> tuple[Uplink, dict[str, float]]:
         def loss(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
             return {"loss_ce": F.cross_entropy(state.model(images), labels)}
@@ -124,39 +107,18 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
         return Uplink(representations.numpy(), labels.numpy()), metrics
 
     def predict(
-        self, state: ClientState, downlink: Downlink, images: Tensor
+        self, state: ClientState, downlink: HeadPayload, images: Tensor
     ) -> dict[str, Tensor]:
         return {"accuracy": state.model(images)}
 
 
-class Server(ServerHalf[ServerState]):
+class Server(HeadServer):
     """Server half: one head, trained on the union of the round's representations."""
-
-    def initial_state(self) -> ServerState:
-        generator = self.generator(0, "head")
-        return ServerState(*initial_linear(self.dims["C"], self.dims["d"], generator))
-
-    def common_downlink(self, server_round: int) -> Downlink:
-        return Downlink(self.state.head_weight.numpy(), self.state.head_bias.numpy())
 
     def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
         inputs, labels = join_uplinks(update.uplink for update in updates)
         targets = F.one_hot(labels, self.dims["C"]).float()
-        present = targets.sum(dim=0).nonzero().flatten() if self.config.mask_absent else None
-        weight, bias, loss = train_head(
-            self.state.head_weight,
-            self.state.head_bias,
-            inputs,
-            targets,
-            lr=self.config.server_lr,
-            epochs=self.config.server_epochs,
-            batch_size=self.config.server_batch_size,
-            generator=self.generator(server_round, "server-batches"),
-            reduction=self.config.reduction,
-            classes=present,
-        )
-        self.state = ServerState(weight, bias)
-        return {"server_loss": loss}
+        return {"server_loss": self.fit(server_round, inputs, targets)}
 
 
 METHOD = register(
@@ -165,7 +127,7 @@ METHOD = register(
         summary="all representations of all clients train a shared head: FedRE's upper bound",
         config=Config,
         uplink=Uplink,
-        downlink=Downlink,
+        downlink=HeadPayload,
         client=Client,
         server=Server,
         training=Training(optimizer="sgd", lr=0.06),

@@ -34,10 +34,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from client_app.training import train_epochs
 from models import SplitModel
+from models.generator import Generator
 from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.exchange import ClientUpdate
 from strategies.base.head import head_arrays, initial_linear, load_head
@@ -109,33 +110,6 @@ class Downlink:
     classes: NDArray[np.int64] = array(
         "m", dtype="int64", counted=False, minimum=0, below="C", unique=True
     )
-
-
-class Generator(nn.Module):
-    """G(eps, onehot y): Linear(n_z + C, h), BatchNorm, ReLU, Linear(h, d)."""
-
-    def __init__(self, noise_dim: int, classes: int, hidden: int, width: int) -> None:
-        super().__init__()
-        self.noise_dim, self.classes = noise_dim, classes
-        self.hidden = nn.Linear(noise_dim + classes, hidden)
-        self.norm = nn.BatchNorm1d(hidden)
-        self.output = nn.Linear(hidden, width)
-
-    def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
-        """Noise (B, n_z) and labels (B,) to representations (B, d)."""
-        joined = torch.cat([noise, F.one_hot(labels, self.classes).float()], dim=1)
-        result: Tensor = self.output(F.relu(self.norm(self.hidden(joined))))
-        return result
-
-    def draw(self, labels: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return noise from N(0, 1), (B, n_z), and the representations (B, d) made of it."""
-        noise = torch.randn(len(labels), self.noise_dim, generator=rng).to(labels.device)
-        return noise, self(noise, labels)
-
-    def wire_names(self) -> dict[str, str]:
-        """Return the downlink's field of every entry but BatchNorm's counter of steps."""
-        names = [name for name in self.state_dict() if "tracked" not in name]
-        return {name: "generator_" + name.replace(".", "_") for name in names}
 
 
 Teachers = tuple[Tensor, Tensor, Tensor]
@@ -222,8 +196,13 @@ def train_generator(
 
 
 def generator_terms(
-    model: SplitModel, generator: Generator, logits: Tensor, labels: Tensor, classes: Tensor,
-    *, rng: torch.Generator,
+    model: SplitModel,
+    generator: Generator,
+    logits: Tensor,
+    labels: Tensor,
+    classes: Tensor,
+    *,
+    rng: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
     """Return a client's two unweighted terms for one batch.
 
@@ -288,9 +267,7 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
             counts[label] = count
         return Uplink(*head_arrays(model.head), counts), metrics
 
-    def predict(
-        self, state: ClientState, downlink: Downlink, images: Tensor
-    ) -> dict[str, Tensor]:
+    def predict(self, state: ClientState, downlink: Downlink, images: Tensor) -> dict[str, Tensor]:
         return {"accuracy": state.model(images)}
 
     def _generator(self, context: ClientContext, downlink: Downlink) -> Generator:

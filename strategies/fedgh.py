@@ -39,12 +39,11 @@ from client_app.training import collect_representations, train_epochs
 from models import SplitModel
 from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.exchange import ClientUpdate
-from strategies.base.head import initial_linear, load_head, train_head
+from strategies.base.head import HeadPayload, HeadServer, HeadState, load_head, train_head
 from strategies.base.method import Method, Training, register
 from strategies.base.options import option
 from strategies.base.payload import array
 from strategies.base.prototypes import class_means
-from strategies.base.server import ServerHalf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,22 +78,6 @@ class Uplink:
         "m", dtype="int64", counted=False, minimum=0, below="C", unique=True
     )
     prototypes: NDArray[np.float32] = array("m", "d")
-
-
-@dataclasses.dataclass
-class Downlink:
-    """What every client receives: the head of the server."""
-
-    head_weight: NDArray[np.float32] = array("C", "d")
-    head_bias: NDArray[np.float32] = array("C")
-
-
-@dataclasses.dataclass
-class ServerState:
-    """The head: weight W (C, d) and bias b (C,)."""
-
-    head_weight: Tensor
-    head_bias: Tensor
 
 
 @dataclasses.dataclass
@@ -138,8 +121,15 @@ def fit_head(
     def train(rows: slice, epochs: int) -> float:
         nonlocal weight, bias
         weight, bias, loss = train_head(
-            weight, bias, inputs[rows], targets[rows], lr=config.server_lr, epochs=epochs,
-            batch_size=config.server_batch_size, generator=generator, reduction="mean",
+            weight,
+            bias,
+            inputs[rows],
+            targets[rows],
+            lr=config.server_lr,
+            epochs=epochs,
+            batch_size=config.server_batch_size,
+            generator=generator,
+            reduction="mean",
         )
         return loss
 
@@ -151,17 +141,17 @@ def fit_head(
     return weight, bias, loss
 
 
-class Client(ClientHalf[ClientState, Downlink, Uplink]):
+class Client(ClientHalf[ClientState, HeadPayload, Uplink]):
     """Client half: local training with cross entropy, then prototypes."""
 
     def build(self, context: ClientContext) -> ClientState:
         return ClientState(context.build_model())
 
-    def receive(self, context: ClientContext, state: ClientState, downlink: Downlink) -> None:
+    def receive(self, context: ClientContext, state: ClientState, downlink: HeadPayload) -> None:
         load_head(state.model.head, downlink.head_weight, downlink.head_bias)
 
     def train(
-        self, context: ClientContext, state: ClientState, downlink: Downlink
+        self, context: ClientContext, state: ClientState, downlink: HeadPayload
     ) -> tuple[Uplink, dict[str, float]]:
         def loss(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
             return {"loss_ce": F.cross_entropy(state.model(images), labels)}
@@ -172,20 +162,13 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
         return Uplink(class_ids, prototypes), metrics
 
     def predict(
-        self, state: ClientState, downlink: Downlink, images: Tensor
+        self, state: ClientState, downlink: HeadPayload, images: Tensor
     ) -> dict[str, Tensor]:
         return {"accuracy": state.model(images)}
 
 
-class Server(ServerHalf[ServerState]):
+class Server(HeadServer):
     """Server half: one head, trained on the round's prototypes."""
-
-    def initial_state(self) -> ServerState:
-        generator = self.generator(0, "head")
-        return ServerState(*initial_linear(self.dims["C"], self.dims["d"], generator))
-
-    def common_downlink(self, server_round: int) -> Downlink:
-        return Downlink(self.state.head_weight.numpy(), self.state.head_bias.numpy())
 
     def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
         weight, bias, loss = fit_head(
@@ -195,7 +178,7 @@ class Server(ServerHalf[ServerState]):
             self.config,
             generator=self.generator(server_round, "server-batches"),
         )
-        self.state = ServerState(weight, bias)
+        self.state = HeadState(weight, bias)
         return {"server_loss": loss}
 
 
@@ -205,7 +188,7 @@ METHOD = register(
         summary="the class prototypes of all clients train a shared head",
         config=Config,
         uplink=Uplink,
-        downlink=Downlink,
+        downlink=HeadPayload,
         client=Client,
         server=Server,
         training=Training(optimizer="sgd", lr=0.01),

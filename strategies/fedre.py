@@ -33,11 +33,10 @@ from client_app.training import collect_representations, train_epochs
 from models import SplitModel
 from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.exchange import ClientUpdate
-from strategies.base.head import initial_linear, load_head, train_head
+from strategies.base.head import HeadPayload, HeadServer, load_head
 from strategies.base.method import Method, Training, register
 from strategies.base.options import option
 from strategies.base.payload import array
-from strategies.base.server import ServerHalf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,22 +80,6 @@ class Uplink:
 
     entangled_rep: NDArray[np.float32] = array("d")
     entangled_label: NDArray[np.float32] = array("C", counted=False, minimum=0)
-
-
-@dataclasses.dataclass
-class Downlink:
-    """What every client receives: the head of the server."""
-
-    head_weight: NDArray[np.float32] = array("C", "d")
-    head_bias: NDArray[np.float32] = array("C")
-
-
-@dataclasses.dataclass
-class ServerState:
-    """The head: weight W (C, d) and bias b (C,)."""
-
-    head_weight: Tensor
-    head_bias: Tensor
 
 
 @dataclasses.dataclass
@@ -206,17 +189,17 @@ def entangle(
     return mixed.float().numpy(), label.float().numpy()
 
 
-class Client(ClientHalf[ClientState, Downlink, Uplink]):
+class Client(ClientHalf[ClientState, HeadPayload, Uplink]):
     """Client half: local training with cross entropy, then entanglement."""
 
     def build(self, context: ClientContext) -> ClientState:
         return ClientState(context.build_model(mapping=context.config.mapping))
 
-    def receive(self, context: ClientContext, state: ClientState, downlink: Downlink) -> None:
+    def receive(self, context: ClientContext, state: ClientState, downlink: HeadPayload) -> None:
         load_head(state.model.head, downlink.head_weight, downlink.head_bias)
 
     def train(
-        self, context: ClientContext, state: ClientState, downlink: Downlink
+        self, context: ClientContext, state: ClientState, downlink: HeadPayload
     ) -> tuple[Uplink, dict[str, float]]:
         def loss(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
             return {"loss_ce": F.cross_entropy(state.model(images), labels)}
@@ -226,13 +209,16 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
         draws = self._draws(context, state, len(labels))
         classes = context.data.num_classes
         weights = sample_weights(
-            labels.numpy(), classes, context.config.mechanism, draws,
+            labels.numpy(),
+            classes,
+            context.config.mechanism,
+            draws,
             context.numpy_generator("select"),
         )
         return Uplink(*entangle(representations, labels, weights, classes)), metrics
 
     def predict(
-        self, state: ClientState, downlink: Downlink, images: Tensor
+        self, state: ClientState, downlink: HeadPayload, images: Tensor
     ) -> dict[str, Tensor]:
         return {"accuracy": state.model(images)}
 
@@ -252,35 +238,14 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
         return state.weights.cpu().numpy()
 
 
-class Server(ServerHalf[ServerState]):
+class Server(HeadServer):
     """Server half: one head, trained on the round's entangled vectors."""
-
-    def initial_state(self) -> ServerState:
-        generator = self.generator(0, "head")
-        return ServerState(*initial_linear(self.dims["C"], self.dims["d"], generator))
-
-    def common_downlink(self, server_round: int) -> Downlink:
-        return Downlink(self.state.head_weight.numpy(), self.state.head_bias.numpy())
 
     def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
         uplinks = [update.uplink for update in updates]
         inputs = torch.from_numpy(np.stack([u.entangled_rep for u in uplinks]))
         targets = torch.from_numpy(np.stack([u.entangled_label for u in uplinks]))
-        present = targets.sum(dim=0).nonzero().flatten() if self.config.mask_absent else None
-        weight, bias, loss = train_head(
-            self.state.head_weight,
-            self.state.head_bias,
-            inputs,
-            targets,
-            lr=self.config.server_lr,
-            epochs=self.config.server_epochs,
-            batch_size=self.config.server_batch_size,
-            generator=self.generator(server_round, "server-batches"),
-            reduction=self.config.reduction,
-            classes=present,
-        )
-        self.state = ServerState(weight, bias)
-        return {"server_loss": loss}
+        return {"server_loss": self.fit(server_round, inputs, targets)}
 
 
 METHOD = register(
@@ -289,7 +254,7 @@ METHOD = register(
         summary="one randomly entangled representation per client trains a shared head",
         config=Config,
         uplink=Uplink,
-        downlink=Downlink,
+        downlink=HeadPayload,
         client=Client,
         server=Server,
         training=Training(optimizer="sgd", lr=0.06),

@@ -31,39 +31,13 @@ from client_app.training import train_epochs
 from models import SplitModel
 from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.exchange import ClientUpdate
-from strategies.base.head import head_arrays, initial_linear, load_head
+from strategies.base.head import HeadPayload, HeadServer, HeadState, head_arrays, load_head
 from strategies.base.method import Method, Training, register
-from strategies.base.payload import array
-from strategies.base.server import ServerHalf
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
     """LG-FedAvg has no options of its own."""
-
-
-@dataclasses.dataclass
-class Uplink:
-    """What a participant sends: its trained head."""
-
-    head_weight: NDArray[np.float32] = array("C", "d")
-    head_bias: NDArray[np.float32] = array("C")
-
-
-@dataclasses.dataclass
-class Downlink:
-    """What every client receives: the averaged head."""
-
-    head_weight: NDArray[np.float32] = array("C", "d")
-    head_bias: NDArray[np.float32] = array("C")
-
-
-@dataclasses.dataclass
-class ServerState:
-    """The averaged head: weight (C, d) and bias (C,)."""
-
-    head_weight: Tensor
-    head_bias: Tensor
 
 
 @dataclasses.dataclass
@@ -73,12 +47,12 @@ class ClientState:
     model: SplitModel
 
 
-def average_heads(heads: Iterable[tuple[Uplink, int]]) -> tuple[Tensor, Tensor]:
+def average_heads(heads: Iterable[tuple[HeadPayload, int]]) -> tuple[Tensor, Tensor]:
     """Average heads weighted by examples: sum_k (n_k / n) head_k.
 
     Parameters
     ----------
-    heads : iterable of (Uplink, int)
+    heads : iterable of (HeadPayload, int)
         Heads and their n_k >= 1, at least one pair. Read once and not kept: the memory needed
         does not grow with the number of clients.
 
@@ -98,43 +72,36 @@ def average_heads(heads: Iterable[tuple[Uplink, int]]) -> tuple[Tensor, Tensor]:
     return torch.as_tensor(weight / examples).float(), torch.as_tensor(bias / examples).float()
 
 
-class Client(ClientHalf[ClientState, Downlink, Uplink]):
+class Client(ClientHalf[ClientState, HeadPayload, HeadPayload]):
     """Client half: local training with cross entropy from the averaged head on."""
 
     def build(self, context: ClientContext) -> ClientState:
         return ClientState(context.build_model())
 
-    def receive(self, context: ClientContext, state: ClientState, downlink: Downlink) -> None:
+    def receive(self, context: ClientContext, state: ClientState, downlink: HeadPayload) -> None:
         load_head(state.model.head, downlink.head_weight, downlink.head_bias)
 
     def train(
-        self, context: ClientContext, state: ClientState, downlink: Downlink
-    ) -> tuple[Uplink, dict[str, float]]:
+        self, context: ClientContext, state: ClientState, downlink: HeadPayload
+    ) -> tuple[HeadPayload, dict[str, float]]:
         def loss(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
             return {"loss_ce": F.cross_entropy(state.model(images), labels)}
 
         metrics = train_epochs(context, [state.model], loss)
-        return Uplink(*head_arrays(state.model.head)), metrics
+        return HeadPayload(*head_arrays(state.model.head)), metrics
 
     def predict(
-        self, state: ClientState, downlink: Downlink, images: Tensor
+        self, state: ClientState, downlink: HeadPayload, images: Tensor
     ) -> dict[str, Tensor]:
         return {"accuracy": state.model(images)}
 
 
-class Server(ServerHalf[ServerState]):
+class Server(HeadServer):
     """Server half: one head, the mean of the round's heads."""
-
-    def initial_state(self) -> ServerState:
-        generator = self.generator(0, "head")
-        return ServerState(*initial_linear(self.dims["C"], self.dims["d"], generator))
-
-    def common_downlink(self, server_round: int) -> Downlink:
-        return Downlink(self.state.head_weight.numpy(), self.state.head_bias.numpy())
 
     def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
         heads = ((update.uplink, update.num_examples) for update in updates)
-        self.state = ServerState(*average_heads(heads))
+        self.state = HeadState(*average_heads(heads))
         return {}
 
 
@@ -143,8 +110,8 @@ METHOD = register(
         name="lg-fedavg",
         summary="private extractors, and a head that is averaged over the clients",
         config=Config,
-        uplink=Uplink,
-        downlink=Downlink,
+        uplink=HeadPayload,
+        downlink=HeadPayload,
         client=Client,
         server=Server,
         training=Training(optimizer="sgd", lr=0.01),

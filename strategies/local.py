@@ -62,9 +62,7 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
 
         return Uplink(), train_epochs(context, [state.model], loss)
 
-    def predict(
-        self, state: ClientState, downlink: Downlink, images: Tensor
-    ) -> dict[str, Tensor]:
+    def predict(self, state: ClientState, downlink: Downlink, images: Tensor) -> dict[str, Tensor]:
         return {"accuracy": state.model(images)}
 
 

@@ -1,10 +1,11 @@
-"""The shared classification head: first weights, loading, and training on the server.
+"""The shared classification head: payload, state, first weights, loading, and training.
 
 Used by every method in which the server owns one Linear(d, C) for all clients.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -12,6 +13,61 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
+
+from strategies.base.payload import array
+from strategies.base.server import ServerHalf
+
+
+@dataclasses.dataclass
+class HeadPayload:
+    """A head on the wire: weight W (C, d) and bias b (C,), C*d + C scalars."""
+
+    head_weight: NDArray[np.float32] = array("C", "d")
+    head_bias: NDArray[np.float32] = array("C")
+
+
+@dataclasses.dataclass
+class HeadState:
+    """A server's state that is the head alone: weight W (C, d) and bias b (C,)."""
+
+    head_weight: Tensor
+    head_bias: Tensor
+
+
+class HeadServer(ServerHalf[HeadState]):
+    """A server half that broadcasts one head to all clients; `aggregate` is the method's."""
+
+    def initial_state(self) -> HeadState:
+        """Draw the first head from the run's seed."""
+        generator = self.generator(0, "head")
+        return HeadState(*initial_linear(self.dims["C"], self.dims["d"], generator))
+
+    def common_downlink(self, server_round: int) -> HeadPayload:
+        """Return the current head."""
+        return HeadPayload(self.state.head_weight.numpy(), self.state.head_bias.numpy())
+
+    def fit(self, server_round: int, inputs: Tensor, targets: Tensor) -> float:
+        """Train the head on representations (N, d) and label distributions (N, C).
+
+        Reads the options `server_lr`, `server_epochs`, `server_batch_size`, `reduction` and
+        `mask_absent` of the method's `Config`, and returns the mean loss per example.
+        """
+        config = self.config
+        present = targets.sum(dim=0).nonzero().flatten() if config.mask_absent else None
+        weight, bias, loss = train_head(
+            self.state.head_weight,
+            self.state.head_bias,
+            inputs,
+            targets,
+            lr=config.server_lr,
+            epochs=config.server_epochs,
+            batch_size=config.server_batch_size,
+            generator=self.generator(server_round, "server-batches"),
+            reduction=config.reduction,
+            classes=present,
+        )
+        self.state = HeadState(weight, bias)
+        return loss
 
 
 def initial_linear(classes: int, width: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -84,7 +84,9 @@ def register(method: Method) -> Method:
     known = _REGISTRY.get(method.name)
     # A module imported twice registers equal halves again; only a real clash is an error.
     if known is not None and known.client.__module__ != method.client.__module__:
-        raise ValueError(f"method {method.name!r} is already registered by {known.client.__module__}")
+        raise ValueError(
+            f"method {method.name!r} is already registered by {known.client.__module__}"
+        )
     _REGISTRY[method.name] = method
     return method
 

@@ -59,7 +59,9 @@ class Rule:
         if self.minimum is not None:
             text += f" of at least {self.minimum:g}"
         if self.maximum is not None:
-            text += f"{' and' if ' of ' in text or ' above ' in text else ''} at most {self.maximum:g}"
+            text += (
+                f"{' and' if ' of ' in text or ' above ' in text else ''} at most {self.maximum:g}"
+            )
         return text + (' or "auto"' if self.auto else "")
 
     def check(self, key: str, value: object) -> bool | int | float | str:
@@ -156,7 +158,9 @@ def parse_options(cls: type[T], values: Mapping[str, object], prefix: str = "") 
         Naming key, value and what is accepted; for an unknown key, the nearest known one.
     """
     fields = {
-        prefix + key_of(f.name): f for f in dataclasses.fields(cls) if "rule" in f.metadata  # type: ignore[arg-type]
+        prefix + key_of(f.name): f
+        for f in dataclasses.fields(cls)
+        if "rule" in f.metadata  # type: ignore[arg-type]
     }
     parsed = {}
     for key, value in values.items():

@@ -133,9 +133,7 @@ def pack(payload: Any) -> RecordDict:
         manifest.append([key, dtype, list(item.shape)])
         by_dtype.setdefault(dtype, []).append(np.ascontiguousarray(item, dtype=dtype))
     record = ArrayRecord({dtype: _flat_array(dtype, items) for dtype, items in by_dtype.items()})
-    return RecordDict(
-        {ARRAYS: record, MANIFEST: ConfigRecord({"entries": json.dumps(manifest)})}
-    )
+    return RecordDict({ARRAYS: record, MANIFEST: ConfigRecord({"entries": json.dumps(manifest)})})
 
 
 def _flat_array(dtype: str, items: list[NDArray[Any]]) -> Array:
@@ -146,7 +144,9 @@ def _flat_array(dtype: str, items: list[NDArray[Any]]) -> Array:
         header,
         {"shape": (total,), "fortran_order": False, "descr": np.dtype(dtype).newbyteorder("<").str},
     )
-    data = b"".join([header.getvalue(), *(i.reshape(-1).view(np.uint8).data for i in items if i.size)])
+    data = b"".join(
+        [header.getvalue(), *(i.reshape(-1).view(np.uint8).data for i in items if i.size)]
+    )
     return Array(dtype=dtype, shape=(total,), stype="numpy.ndarray", data=data)
 
 
@@ -290,8 +290,7 @@ def _take(
         raise PayloadError(f"{key}: dtype {item.dtype.name}, expected {dtype}")
     expected = tuple(sizes.get(n, n) if isinstance(n, str) else n for n in dims)
     matches = len(item.shape) == len(dims) and all(
-        isinstance(want, str) or want == got
-        for want, got in zip(expected, item.shape, strict=True)
+        isinstance(want, str) or want == got for want, got in zip(expected, item.shape, strict=True)
     )
     if not matches:
         raise PayloadError(f"{key}: shape {item.shape}, expected {expected}")
@@ -303,9 +302,7 @@ def _take(
     return item
 
 
-def _check_values(
-    key: str, item: NDArray[Any], rule: ArrayRule, sizes: Mapping[str, int]
-) -> None:
+def _check_values(key: str, item: NDArray[Any], rule: ArrayRule, sizes: Mapping[str, int]) -> None:
     if item.size == 0:
         return
     if item.dtype.kind == "b" and (item.view(np.uint8) > 1).any():

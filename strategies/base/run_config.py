@@ -119,9 +119,7 @@ class RunConfig:
 
     def flat(self) -> dict[str, Any]:
         """Return the resolved run-config keys and values, the running method's included."""
-        values = {
-            key: getattr(self, key.replace("-", "_")) for key in option_keys(RunConfig)
-        }
+        values = {key: getattr(self, key.replace("-", "_")) for key in option_keys(RunConfig)}
         config = self.method_config
         for key in option_keys(type(config), self.method + "."):
             values[key] = getattr(config, key.split(".", 1)[1].replace("-", "_"))

@@ -63,9 +63,7 @@ class ServerHalf(Strategy, Generic[ServerState]):
 
     def make_downlink(self, card: Card, server_round: int) -> Any:
         """Return the payload for one client in one round, where clients get different ones."""
-        raise NotImplementedError(
-            f"{type(self).__name__} needs common_downlink or make_downlink"
-        )
+        raise NotImplementedError(f"{type(self).__name__} needs common_downlink or make_downlink")
 
     @abstractmethod
     def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
@@ -226,7 +224,9 @@ class ServerHalf(Strategy, Generic[ServerState]):
         """Print what is about to run."""
         settings = dataclasses.asdict(self.config)
         print(f"{self.method.name}: {self.method.summary}", flush=True)
-        print("  " + (", ".join(f"{k}={v}" for k, v in settings.items()) or "no options"), flush=True)
+        print(
+            "  " + (", ".join(f"{k}={v}" for k, v in settings.items()) or "no options"), flush=True
+        )
 
     def start(self, grid: Grid, *args: Any, **kwargs: Any) -> Result:
         """Run all rounds through `server_app.loop`, with its records and checkpoints."""

@@ -119,6 +119,12 @@ def modules_of(state: Any) -> list[nn.Module]:
     return [value for value in values if isinstance(value, nn.Module)]
 
 
+def non_finite_entries(state: Any) -> list[str]:
+    """Return the keys of a state's tensors that hold NaN or infinite values."""
+    tensors, _ = _flatten(state)
+    return [k for k, t in tensors.items() if t.is_floating_point() and not t.isfinite().all()]
+
+
 def _flatten(state: Any) -> tuple[dict[str, Tensor], dict[str, list[Any]]]:
     """Return the tensors by key, and for every field its kind and its keys or value."""
     tensors: dict[str, Tensor] = {}
@@ -208,7 +214,9 @@ def _fill_module(path: Path, name: str, module: nn.Module, entries: dict[str, Te
         kept = first.setdefault(id(old), loaded[key])
         if kept is not loaded[key]:
             setattr(module.get_submodule(owner), attribute, kept)
-    left = [key for key, item in [*module.named_parameters(), *module.named_buffers()] if item.is_meta]
+    left = [
+        key for key, item in [*module.named_parameters(), *module.named_buffers()] if item.is_meta
+    ]
     if left:
         raise StateError(
             f"{name}: {left} are not part of the model's state; register buffers as persistent"

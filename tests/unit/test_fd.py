@@ -73,21 +73,31 @@ def test_include_own() -> None:
         assert received(server, client_id) == {0: [4.0, 2.0, 4.0], 1: [0.0, 9.0, 0.0]}
 
 
-def test_absent_clients_keep_counting_with_their_last_logits() -> None:
+def test_who_was_away_is_not_averaged_in() -> None:
+    """Round 2 has client 1 with class 0 only: class 0 is its word now, class 1 keeps round 1's."""
     server = small_server()
     server.aggregate(1, ROUND)
-    before = server.state
-    assert server.aggregate(2, [update(1, {2: [1.0, 1.0, 1.0]})]) == {"clients_known": 3.0}
+    assert server.aggregate(2, [update(1, {0: [1.0, 1.0, 1.0]})]) == {"clients_known": 3.0}
+    assert received(server, 0) == {0: [1.0, 1.0, 1.0]}
+    assert received(server, 2) == {0: [1.0, 1.0, 1.0], 1: [0.0, 9.0, 0.0]}
+    # Client 1 is left out of what it alone said last.
+    assert received(server, 1) == {1: [0.0, 9.0, 0.0]}
+
+
+def test_average_over_all_keeps_everybodys_last_word() -> None:
+    server = small_server(**{"fd.average-over": "all"})
+    server.aggregate(1, ROUND)
+    server.aggregate(2, [update(1, {2: [1.0, 1.0, 1.0]})])
     # Client 1 no longer speaks for class 0; clients 0 and 2 are away and still do.
     assert received(server, 1) == {0: [4.0, 2.0, 4.5], 1: [0.0, 9.0, 0.0]}
     assert received(server, 2) == {0: [2.0, 0.0, 1.0], 1: [0.0, 9.0, 0.0], 2: [1.0, 1.0, 1.0]}
-    assert before.class_ids["1"].tolist() == [0]
 
 
 def test_sums_do_not_depend_on_who_joined_first() -> None:
     rows = [[0.1, 1e8, -0.7], [0.2, -1e8, 1e-3], [0.3, 3.0, 1e-9]]
     updates = [update(k, {0: row}) for k, row in enumerate(rows)]
-    at_once, one_by_one = small_server(), small_server()
+    both = (small_server(**{"fd.average-over": "all"}) for _ in range(2))
+    at_once, one_by_one = both
     at_once.aggregate(1, updates)
     for number, item in enumerate(reversed(updates), 1):
         one_by_one.aggregate(number, [item])

@@ -399,3 +399,9 @@ def test_records_of_one_client_do_not_change_when_another_trains(tmp_path: Path)
         path = state_directory(run.path / "clients", client) / "round-00001.safetensors"
         digests.add(hashlib.sha256(path.read_bytes()).hexdigest())
     assert len(digests) == 2
+
+
+def test_a_diverged_server_is_named(tmp_path: Path) -> None:
+    """A server step that overflows ends the run where it happens, before it is broadcast."""
+    with pytest.raises(RunError, match=r"round \d: the server's head_weight.*server-lr"):
+        run_federation(tmp_path, 3, fedre__server_lr=1e38, num_rounds=3)
