@@ -26,7 +26,6 @@ from server_app.compare_plan import Plan, PlannedRun, read_plan
 from server_app.compare_results import Row
 from server_app.compare_state import (
     COMPLETE,
-    NEW,
     PARTIAL,
     check_states,
     run_state,
@@ -83,6 +82,9 @@ def execute(args: argparse.Namespace) -> int:
     except ConfigError as error:
         print(f"wildflower compare: {error}", file=sys.stderr)
         return 2
+    except FlowerError as error:
+        print(f"wildflower compare: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         comparison.write()
         say(f"interrupted; `wildflower compare {args.file}` goes on from here")
@@ -155,19 +157,17 @@ class Comparison:
         except (FlowerError, TimeoutError) as error:
             reason = str(error)
             if not flower.alive:
-                raise ConfigError(f"the private SuperLink ended: {reason}") from error
-        self.states[planned.name] = self._state_after(planned)
+                raise FlowerError(f"the private SuperLink ended: {reason}") from error
+        try:
+            self.states[planned.name] = run_state(planned, self.plan.clients)
+        except ConfigError as error:
+            self.states[planned.name] = PARTIAL
+            reason = f"{error} (was the app changed meanwhile?)"
         if self.states[planned.name] != COMPLETE:
             self.notes[planned.name] = why_incomplete(planned) or reason
             say(f"  failed: {self.notes[planned.name]}")
         else:
             say(f"  complete after {time.monotonic() - started:.0f} s")
-
-    def _state_after(self, planned: PlannedRun) -> str:
-        try:
-            return run_state(planned, self.plan.clients)
-        except ConfigError:  # another process changed the directory meanwhile
-            return NEW
 
     def _log_path(self, planned: PlannedRun) -> Path:
         return self.plan.output / "logs" / f"{planned.name}.log"

@@ -9,7 +9,7 @@ from typing import Any
 from server_app.compare_plan import Plan, PlannedRun
 from server_app.recorder import read_rows
 from strategies.base.options import ConfigError
-from strategies.base.run_config import MAY_CHANGE_ON_RESUME
+from strategies.base.run_config import MAY_CHANGE_ON_RESUME, default_run_config
 
 NEW, PARTIAL, COMPLETE = "new", "incomplete", "complete"
 
@@ -45,8 +45,9 @@ def run_state(planned: PlannedRun, clients: int) -> str:
     if not (directory / "config.json").is_file():
         return NEW
     info = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    before = info["config"]
     now = planned.run.flat()
+    # An option that came with a later version does what earlier versions did at its default.
+    before = {k: v for k, v in default_run_config().items() if k in now} | info["config"]
     changed = [
         f"{key}: was {before.get(key)!r}, now {now.get(key)!r}"
         for key in sorted({*before, *now} - MAY_CHANGE_ON_RESUME)

@@ -1,0 +1,80 @@
+"""A comparison through real `flwr run`s: interrupted, continued, and then nothing left to do."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from server_app.flower_processes import family
+
+REPOSITORY = Path(__file__).parents[2]
+SECONDS = 400
+
+
+def start(path: Path, log: Path) -> subprocess.Popen[bytes]:
+    with log.open("wb") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", "server_app.compare", str(path)],
+            cwd=REPOSITORY, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
+            env={**os.environ, "WILDFLOWER_TEST": str(path)},
+        )  # fmt: skip
+
+
+def left_behind(path: Path) -> set[str]:
+    members = family(f"WILDFLOWER_TEST={path}", set())
+    return {f"{p}: {Path(f'/proc/{p.pid}/cmdline').read_bytes()!r}" for p in members}
+
+
+@pytest.mark.e2e
+def test_an_interrupted_comparison_goes_on_and_then_skips_everything(tmp_path: Path) -> None:
+    path, log = tmp_path / "two.yaml", tmp_path / "log.txt"
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "name": "two",
+                "output-dir": str(tmp_path / "out"),
+                "clients": 2,
+                "methods": ["local", "fedre"],
+                "seeds": [0],
+                "target-accuracy": 0.01,
+                "settings": {"num-rounds": 2, "subset": 0.25, "models": "cnn5, cnn2"},
+            }
+        )
+    )
+    process = start(path, log)
+    deadline = time.monotonic() + SECONDS
+    try:
+        while "[2/2]" not in log.read_text():
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.2)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 130, log.read_text()
+    finally:
+        process.kill()
+    assert left_behind(path) == set()
+    assert "1 of 2 runs complete" in (tmp_path / "out/two.html").read_text()
+
+    process = start(path, log)
+    assert process.wait(SECONDS) == 0, log.read_text()
+    assert "2 runs, 1 already complete" in log.read_text()
+    assert left_behind(path) == set()
+    with (tmp_path / "out/two.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["seeds_complete"] for row in rows] == ["1", "1"]
+    assert float(rows[1]["uplink_per_round"]) == 2 * 512
+    assert float(rows[1]["final"]) >= 0
+
+    started = time.monotonic()
+    assert start(path, log).wait(60) == 0
+    assert "2 runs, 2 already complete" in log.read_text()
+    assert "starts" not in log.read_text()
+    assert time.monotonic() - started < 60
