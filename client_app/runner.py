@@ -136,7 +136,9 @@ class Session:
         half = method.client()
         session = cls(local, half, None, None, store, 0)
         session.state, session.rounds_trained = session.restore(bool(control["final"]))
-        session.downlink = unpack(method.downlink, message.content, local.dims)
+        session.downlink = unpack(
+            method.downlink, message.content, local.dims, half.templates(local)
+        )
         move_state(session.state, local.device)
         # Whether an evaluation came first or not, training starts from the same mode.
         for module in modules_of(session.state):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from data import ClientData
 from models import InputShape, SplitModel, build_model
+from strategies.base.payload import Template
 from strategies.base.rng import numpy_generator, torch_generator
 from strategies.base.run_config import RunConfig
 
@@ -92,6 +94,13 @@ class ClientHalf(ABC, Generic[S, D, U]):
         Called under a private random stream, and also on torch's meta device to obtain a
         skeleton for a saved state: construct modules here and compute nothing.
         """
+
+    def templates(self, context: ClientContext) -> Mapping[str, Template]:
+        """Return the expected entries of the downlink's `arrays` fields.
+
+        Modules that are only needed for their shapes are built under `torch.device("meta")`.
+        """
+        return {}
 
     def receive(self, context: ClientContext, state: S, downlink: D) -> None:
         """Put the downlink's knowledge into the state; the default keeps the state as it is."""
