@@ -39,6 +39,8 @@ class Rule:
         Exclusive lower bound.
     auto : bool
         Whether the text "auto" is accepted as well.
+    hint : str
+        For a text that is checked elsewhere: what is accepted, in words.
     """
 
     kind: type
@@ -47,9 +49,12 @@ class Rule:
     maximum: float | None = None
     above: float | None = None
     auto: bool = False
+    hint: str = ""
 
     def accepted(self) -> str:
         """Say in words what is accepted."""
+        if self.hint:
+            return self.hint
         if self.choices:
             return "one of " + ", ".join(self.choices)
         words = {bool: "true or false", int: "an integer", float: "a number", str: "a text"}
@@ -102,6 +107,7 @@ def option(  # noqa: D417 - the bounds are those of Rule
     minimum: float | None = None,
     maximum: float | None = None,
     above: float | None = None,
+    hint: str = "",
 ) -> Any:
     """Declare a dataclass field that is a configuration option.
 
@@ -121,6 +127,7 @@ def option(  # noqa: D417 - the bounds are those of Rule
         maximum=maximum,
         above=above,
         auto=kind is not None,
+        hint=hint,
     )
     return dataclasses.field(default=default, metadata={"rule": rule})
 

@@ -25,8 +25,10 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 MAY_CHANGE_ON_RESUME = frozenset(
-    ("num-rounds", "output-dir", "run-name", "resume", "keep-checkpoints", "min-clients")
-    + ("wait-timeout", "round-timeout", "on-client-error", "device")
+    (
+        *("num-rounds", "output-dir", "run-name", "resume", "keep-checkpoints", "min-clients"),
+        *("wait-timeout", "round-timeout", "on-client-error", "device"),
+    )
 )
 """Keys that a resumed run may set differently: none of them changes a finished round."""
 
@@ -35,9 +37,9 @@ MAY_CHANGE_ON_RESUME = frozenset(
 class RunConfig:
     """Resolved run-config. `design.md` section 4 lists the keys; README explains them."""
 
-    method: str = option("fedre")
+    method: str = option("fedre", hint="the name of a method")
     dataset: str = option("digits", *DATASETS)
-    data_dir: str = option("")
+    data_dir: str = option("", hint="a text: a folder; empty: the standard places, then a download")
     image_size: int = option(0, minimum=0, maximum=1024)
     subset: float = option(1.0, above=0, maximum=1)
     partition: str = option("dirichlet", *PARTITIONS)
@@ -47,7 +49,9 @@ class RunConfig:
     partition_seed: int = option(0, minimum=0)
     test_split: str = option("personal", "global")
     validation_fraction: float = option(0.1, minimum=0, maximum=0.9)
-    models: str = option("cnn5")
+    models: str = option(
+        "cnn5", hint="a text: a group, a comma list to cycle over, or pairs id=name"
+    )
     feature_dim: int = option(512, minimum=1)
     num_rounds: int = option(10, minimum=1)
     sample_fraction: float = option(1.0, above=0, maximum=1)
@@ -61,11 +65,11 @@ class RunConfig:
     evaluate_every: int = option(1, minimum=1)
     evaluate_when: str = option(AUTO, "pre", "post")
     seed: int = option(0, minimum=0)
-    device: str = option("auto")
+    device: str = option("auto", hint="auto, cpu, cuda or cuda:N")
     amp: str = option("off", "bf16")
-    output_dir: str = option("~/wildflower")
-    run_name: str = option("")
-    resume: str = option("")
+    output_dir: str = option("~/wildflower", hint="an absolute path, or one that starts with ~")
+    run_name: str = option("", hint="a new name; empty: method, dataset and time")
+    resume: str = option("", hint="the name of a run to go on with")
     keep_checkpoints: int = option(2, minimum=1)
     min_clients: int = option(2, minimum=1)
     wait_timeout: float = option(120.0, above=0)

@@ -31,7 +31,8 @@ class ServerHalf(Strategy, Generic[ServerState]):
     """What a method does on the server.
 
     A method overrides `initial_state`, `aggregate` and one of `common_downlink` and
-    `make_downlink`; `select`, `should_stop`, `check` and `templates` where it differs. The round loop (`server_app.loop`) does the rest.
+    `make_downlink`; `select`, `should_stop`, `check` and `templates` where it differs. The round
+    loop (`server_app.loop`) does the rest.
 
     Attributes
     ----------

@@ -46,6 +46,7 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "sample-fraction": ([5.0, 0, -0.1, "1.0", True], "a number above 0 and at most 1"),
     "local-epochs": ([0, 1.0, True], "an integer of at least 1"),
     "batch-size": ([0, 32.0, True], "an integer of at least 1"),
+    "augment": (["flip", 1], "one of none, crop-flip"),
     "optimizer": (["rmsprop", 1], "one of auto, sgd, adam, adamw"),
     "lr": ([0, -0.1, "0.1", math.inf, True], 'a number above 0 or "auto"'),
     "momentum": ([-0.1, 1.1, "none", True], "a number of at least 0 and at most 1"),
