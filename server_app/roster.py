@@ -50,10 +50,10 @@ class Roster:
         mistakes = [text for kind, text in errors if kind == "set-up"]
         if mistakes or (errors and self.run.on_client_error == "stop"):
             texts = mistakes or [text for _, text in errors]
-            raise RosterError("; ".join(dict.fromkeys(texts[:5])))
+            raise RosterError(_grouped(texts))
         self.problems += [(None, text) for _, text in errors]
         if len(cards) < self.run.min_clients:
-            reasons = "".join(f"; {text}" for _, text in errors[:5])
+            reasons = f"; {_grouped([text for _, text in errors])}" if errors else ""
             raise RosterError(
                 f"{len(cards)} of {self.run.min_clients} clients answered the roll call{reasons}"
             )
@@ -151,6 +151,19 @@ class Roster:
             nodes[card.client_id] = node
         self.strategy.admit(card for _, card in cards)
         self.messages.nodes |= nodes
+
+
+def _grouped(texts: list[str]) -> str:
+    """Join problems `who: what`, naming once what several clients have in common."""
+    by_problem: dict[str, list[str]] = {}
+    for text in texts:
+        who, _, what = text.partition(": ")
+        by_problem.setdefault(what, []).append(who)
+    parts = [
+        ", ".join(who[:3]) + (f" and {len(who) - 3} more" if len(who) > 3 else "") + f": {what}"
+        for what, who in by_problem.items()
+    ]
+    return "; ".join(parts[:3]) + (f"; and {len(parts) - 3} more" if len(parts) > 3 else "")
 
 
 def _read_card(answer: Answer) -> tuple[Card | None, tuple[str, str] | None]:
