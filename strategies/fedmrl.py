@@ -1,0 +1,275 @@
+"""FedMRL: federated Matryoshka representations, a small shared model beside a private large one.
+
+NeurIPS 2024, arXiv 2406.00488. Every client k trains, with its private model F_k of any
+architecture, a small model G of one architecture, which alone is exchanged. A private projector
+P_k fuses the features of both. The fused vector is nested: its first d1 entries are read by the
+small (global) head, all its d2_k entries by the large (local) head, and both losses train
+everything.
+
+    R_G = G_ex(x) in R^d1      R_F = F_ex(x) in R^d2      R~ = P([R_G ; R_F]) in R^d2
+    loss = m_G CE(G_hd(R~[:d1]), y) + m_F CE(F_hd(R~), y)
+
+Uplink, per participant and round: the small model theta, float32; for 3x32x32 images and the
+CNN-5 type 414,548 + 501 d1 + C (d1 + 1) scalars. Downlink, to everyone: the same entries,
+averaged. Private: F_k (omega) and P_k (phi), (d1 + d2) d2 + d2 parameters, kept from one
+participation to the next.
+
+Order of a round on a client: load theta; train F_k, G and P_k in one SGD, each with its gradient
+clipped to norm 50, each extractor run once a batch; upload theta. Server: theta <- sum_k (n_k/n)
+theta_k, n_k training examples, n their sum over the clients that answered. Evaluation follows
+training (`post`): a participant with its own theta, everyone else with the downlink's. Of the
+four models, mix-large F_hd(R~) is "accuracy"; mix-small G_hd(R~[:d1]), single-small G_hd(R_G) and
+single-large F_hd(R_F) stand beside it. The single ones never saw unfused features in training.
+
+Options: `tie-heads` (the paper's outlook MRL-E) takes W_G = W_F[:, :d1], b_G = b_F; `without-mrl`
+(its ablation) trains the large head's loss alone. In both, G has no head of its own and none is
+sent, an [A]ssumption for the ablation, whose two small-head models are not reported.
+
+Defects of the public codes, not copied: one small model's state, stored without a copy, stands
+for all clients, so that the "average" is the last client's; optimisers with momentum are shared
+across clients; n_k counts validation and test examples; each network runs twice a batch; the
+homogeneous script ties the heads in every step, the heterogeneous one has d1 = d2, no nesting.
+HtFLlib never stores the trained projector, and averages uniformly (option `mean`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from client_app.training import train_epochs
+from models import InputShape, SplitModel
+from models.small import SMALL_MODELS, build_small_model
+from strategies.base.client import ClientContext, ClientHalf
+from strategies.base.exchange import Card, ClientUpdate
+from strategies.base.method import Method, Training, register
+from strategies.base.options import ConfigError, option
+from strategies.base.payload import Template, arrays
+from strategies.base.rng import SERVER, derive_seed, isolated_torch_rng
+from strategies.base.server import ServerHalf
+from strategies.base.weights import load_arrays, mean_states, state_arrays, state_template
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Options of FedMRL; defaults are the paper's.
+
+    Attributes
+    ----------
+    small_model : str
+        Architecture of G: CNN-5 (the paper's, between unlike clients), CNN-1 (between equal
+        ones), or HtFLlib's FedAvgCNN, whose 512 features are average-pooled to d1.
+    d1 : int
+        Width of the small model's features, at most every client's d2.
+    local_width : str
+        d2 of a client: "raw", its architecture's own width (500 for CNN-k), which may differ
+        between clients; or "feature-dim", that key's, to which features are average-pooled.
+    weight_small, weight_large : float
+        m_G and m_F, weights of the two losses.
+    clip_norm : float
+        Largest gradient norm of each of F_k, G and P_k; 0 does not clip.
+    mean : str
+        Weights of theta_k on the server: n_k ("weighted"), or equal ("uniform").
+    without_mrl, tie_heads : bool
+        The ablation and the variant of the module's head; not both.
+    """
+
+    small_model: str = option(SMALL_MODELS[0], *SMALL_MODELS)
+    d1: int = option(100, minimum=16)
+    local_width: str = option("raw", "feature-dim")
+    weight_small: float = option(1.0, minimum=0)
+    weight_large: float = option(1.0, minimum=0)
+    clip_norm: float = option(50.0, minimum=0)
+    mean: str = option("weighted", "uniform")
+    without_mrl: bool = option(False)
+    tie_heads: bool = option(False)
+
+    def __post_init__(self) -> None:
+        if self.without_mrl and self.tie_heads:
+            raise ConfigError(
+                "fedmrl.tie-heads = True: accepted is false where fedmrl.without-mrl = True, "
+                "which has no small head to tie"
+            )
+
+    @property
+    def small_head(self) -> str:
+        """Where the small head's weights come from: "own", "tied" or "none"."""
+        return "none" if self.without_mrl else "tied" if self.tie_heads else "own"
+
+
+@dataclasses.dataclass
+class Uplink:
+    """What a participant sends: its trained small model."""
+
+    theta: Mapping[str, NDArray[Any]] = arrays()
+
+
+@dataclasses.dataclass
+class Downlink:
+    """What every client receives: the averaged small model."""
+
+    theta: Mapping[str, NDArray[Any]] = arrays()
+
+
+@dataclasses.dataclass
+class ServerState:
+    """The averaged small model: those entries of its state that are exchanged."""
+
+    theta: dict[str, Tensor]
+
+
+@dataclasses.dataclass
+class ClientState:
+    """Private model F_k and projector P_k, the last G, and the run's `small_head`.
+
+    Every downlink overwrites `small`. It is here for the evaluation after training.
+    """
+
+    model: SplitModel
+    projector: nn.Linear
+    small: SplitModel
+    small_head: str
+
+
+def exchanged(small: SplitModel, small_head: str) -> dict[str, Tensor]:
+    """Return the entries of G that are exchanged: all, or all but a head that is not used."""
+    entries: dict[str, Tensor] = small.state_dict()
+    if small_head == "own":
+        return entries
+    return {name: item for name, item in entries.items() if not name.startswith("head.")}
+
+
+def small_logits(state: ClientState, features: Tensor) -> Tensor:
+    """Apply the small head, G's own or the tied one: (N, d1) to (N, C).
+
+    Tied, its weight is W_F[:, :d1], (C, d1), a view: gradients reach the large head.
+    """
+    if state.small_head == "tied":
+        large = state.model.head
+        return F.linear(features, large.weight[:, : features.shape[1]], large.bias)
+    logits: Tensor = state.small.head(features)
+    return logits
+
+
+def fused_features(state: ClientState, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Run both extractors once and fuse their features.
+
+    Parameters
+    ----------
+    state : ClientState
+        The three modules.
+    images : Tensor
+        (N, channels, S, S).
+
+    Returns
+    -------
+    tuple of Tensor
+        R_G (N, d1), R_F (N, d2) and R~ = P([R_G ; R_F]) (N, d2), the small part first, without
+        an activation after P.
+    """
+    small, large = state.small.features(images), state.model.features(images)
+    return small, large, state.projector(torch.cat([small, large], dim=1))
+
+
+class Client(ClientHalf[ClientState, Downlink, Uplink]):
+    """Client half: both models and the projector trained by the two nested losses."""
+
+    def build(self, context: ClientContext) -> ClientState:
+        config = context.config
+        model = context.build_model(mapping="none" if config.local_width == "raw" else "AP")
+        d1, d2 = config.d1, model.feature_dim
+        small = build_small_model(config.small_model, context.shape, d1)
+        return ClientState(model, nn.Linear(d1 + d2, d2), small, config.small_head)
+
+    def templates(self, context: ClientContext) -> Mapping[str, Template]:
+        config = context.config
+        with torch.device("meta"):
+            small = build_small_model(config.small_model, context.shape, config.d1)
+        return {"theta": state_template(exchanged(small, config.small_head))}
+
+    def receive(self, context: ClientContext, state: ClientState, downlink: Downlink) -> None:
+        load_arrays(state.small.state_dict(), downlink.theta)
+
+    def train(
+        self, context: ClientContext, state: ClientState, downlink: Downlink
+    ) -> tuple[Uplink, dict[str, float]]:
+        config = context.config
+
+        def loss(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            _, _, fused = fused_features(state, images)
+            large = F.cross_entropy(state.model.head(fused), labels)
+            if config.without_mrl:
+                return {"loss_large": config.weight_large * large}
+            nested = small_logits(state, fused[:, : config.d1])
+            return {
+                "loss_small": config.weight_small * F.cross_entropy(nested, labels),
+                "loss_large": config.weight_large * large,
+            }
+
+        modules = [state.model, state.small, state.projector]
+        metrics = train_epochs(context, modules, loss, clip_norm=config.clip_norm or None)
+        return Uplink(state_arrays(exchanged(state.small, state.small_head))), metrics
+
+    def predict(self, state: ClientState, downlink: Downlink, images: Tensor) -> dict[str, Tensor]:
+        small, large, fused = fused_features(state, images)
+        scores = {"accuracy": state.model.head(fused)}
+        if state.small_head != "none":
+            scores["accuracy_mix_small"] = small_logits(state, fused[:, : small.shape[1]])
+            scores["accuracy_single_small"] = small_logits(state, small)
+        scores["accuracy_single_large"] = state.model.head(large)
+        return scores
+
+
+class Server(ServerHalf[ServerState]):
+    """Server half: one small model, the mean of the round's."""
+
+    def check(self, card: Card) -> str | None:
+        if card.feature_dim < self.config.d1:
+            return (
+                f"client {card.client_id}: model {card.model} has representation width "
+                f"{card.feature_dim}, fedmrl.d1 = {self.config.d1} must not exceed it; lower "
+                "fedmrl.d1, or give the client a wider model"
+            )
+        return super().check(card)
+
+    def initial_state(self) -> ServerState:
+        card = next(iter(self.cards.values()))
+        shape = InputShape(card.channels, card.image_size, card.num_classes)
+        with isolated_torch_rng(derive_seed(self.run.seed, SERVER, 0, "small-model")):
+            small = build_small_model(self.config.small_model, shape, self.config.d1)
+        return ServerState(exchanged(small, self.config.small_head))
+
+    def templates(self, card: Card) -> Mapping[str, Template]:
+        return {"theta": state_template(self.state.theta)}
+
+    def common_downlink(self, server_round: int) -> Downlink:
+        return Downlink({name: item.numpy() for name, item in self.state.theta.items()})
+
+    def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+        weighted = self.config.mean == "weighted"
+        self.state = ServerState(
+            mean_states((u.uplink.theta, u.num_examples if weighted else 1) for u in updates)
+        )
+        return {}
+
+
+METHOD = register(
+    Method(
+        name="fedmrl",
+        summary="a shared small model, fused with the private one into nested representations",
+        config=Config,
+        uplink=Uplink,
+        downlink=Downlink,
+        client=Client,
+        server=Server,
+        training=Training(optimizer="sgd", lr=0.01, momentum=0.9, weight_decay=1e-3),
+        evaluate_when="post",
+        common_feature_dim=False,
+    )
+)
