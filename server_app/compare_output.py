@@ -109,9 +109,10 @@ def explanation(plan: Plan) -> str:
         else ""
     )
     return (
-        "Accuracies are of the clients' own test splits: final (last evaluation) and best (the "
-        "round with the highest validation accuracy) are weighted by test examples, mean, spread "
-        "(standard deviation) and worst are over clients alike. ± is the sample standard deviation "
+        "Accuracies are on the clients' test splits: final (last evaluation) and best (the round "
+        "with the highest validation accuracy, or test accuracy where nothing is set aside for "
+        "validation) are weighted by test examples; mean, spread (standard deviation) and worst "
+        "count all clients alike. ± is the sample standard deviation "
         "over seeds. Scalars are counted as in the methods' papers, over all participants; s/round "
         f"is the median, s total all rounds without the start of Ray.{target}"
     )

@@ -30,8 +30,7 @@ PALETTE = (
 _STYLE = (
     "".join(f".q{i}{{--c:{colour}}}" for i, colour in enumerate(PALETTE))
     + ".area{fill:var(--c);opacity:.14}.again{stroke-dasharray:6 4}"
-    ".k.again{border-top-style:dashed}.comparison th:nth-child(-n+2){text-align:left}"
-    ".comparison td:nth-child(-n+2){text-align:left}"
+    ".k.again{border-top-style:dashed}"
 )
 
 
@@ -47,6 +46,7 @@ def page(
     """Return the whole page as HTML; it makes no request of any kind."""
     done = sum(states.get(run.name) == COMPLETE for run in plan.runs)
     css = "completed" if done == len(plan.runs) else "running"
+    names = 2 if any(row.variant for row in rows) else 1
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -57,7 +57,7 @@ def page(
         f'<span class="pill {css}">{done} of {len(plan.runs)} runs complete</span></div>'
         f"<h1>{esc(plan.name)}</h1></header>\n"
         f'<h2>Accuracy over rounds</h2><div class="charts">{charts(rows)}</div>\n'
-        f'<h2>Table</h2><p class="note">{esc(explanation)}</p>{_table(heads, body)}\n'
+        f'<h2>Table</h2><p class="note">{esc(explanation)}</p>{_table(heads, body, names)}\n'
         f"<h2>Runs</h2>{_runs(plan, states, notes)}\n"
         "<footer>Written by wildflower compare from the files of the run directories.</footer>\n"
         "</main></body></html>\n"
@@ -126,18 +126,22 @@ def _key(row: Row) -> str:
     return row.label + seeds
 
 
-def _table(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{esc(text)}</th>" for text in heads)
-    lines = "".join("<tr>" + "".join(map(_cell, cells)) + "</tr>" for cells in body)
+def _table(heads: Sequence[str], body: Sequence[Sequence[str]], names: int) -> str:
+    """Return the table; its first `names` columns are names, the others numbers."""
+    head = "".join(_cell("th", text, index < names) for index, text in enumerate(heads))
+    lines = "".join(
+        "<tr>" + "".join(_cell("td", text, i < names) for i, text in enumerate(cells)) + "</tr>"
+        for cells in body
+    )
     return (
-        f'<div class="scroll"><table class="comparison"><thead><tr>{head}</tr></thead>'
+        f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
         f"<tbody>{lines}</tbody></table></div>"
     )
 
 
-def _cell(text: str) -> str:
-    css = ' class="none"' if text.startswith("not ") else ""
-    return f"<td{css}>{esc(text)}</td>"
+def _cell(tag: str, text: str, is_name: bool) -> str:
+    css = "left" if is_name else "none" if text.startswith("not ") else ""
+    return f'<{tag} class="{css}">{esc(text)}</{tag}>'
 
 
 def _runs(plan: Plan, states: Mapping[str, str], notes: Mapping[str, str]) -> str:

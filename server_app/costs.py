@@ -28,16 +28,13 @@ from typing import Any
 
 import numpy as np
 
-from server_app.console import table
-from server_app.costs_published import DIMENSION, PUBLISHED, ROUNDING, WORDS
+from server_app.costs_published import DIMENSION, PUBLISHED
+from server_app.costs_table import CLASSES, CLIENTS, LARGE_BYTES, Cost, render
 from server_app.recorder import read_rows
 from server_app.run_directory import write_atomically
 
-CLIENTS, CLASSES, PER_CLASS = 10, 100, 600
+PER_CLASS = 600
 IMAGES_PER_PAIR = 2
-LARGE_BYTES = 10_000
-"""Payloads above this size must be within 2 % of their declared scalars."""
-
 SETTINGS: dict[str, Any] = {
     "dataset": "imagefolder", "validation-fraction": 0.0, "models": "*=fedavgcnn",
     "feature-dim": DIMENSION, "num-rounds": 2, "evaluate-every": 2, "evaluate-when": "post",
@@ -50,31 +47,6 @@ QUICK: dict[str, dict[str, Any]] = {
     "fedtgp": {"fedtgp.server-epochs": 1},
 }
 """Shorter work on the server, where it is long; it changes no payload."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Cost:
-    """What one round of a method moves, over all clients.
-
-    Attributes
-    ----------
-    method : str
-        Its name.
-    uplink_scalars, downlink_scalars, uplink_bytes, downlink_bytes : int, optional
-        Of the fullest round; None if the method did not run.
-    overhead : float, optional
-        The largest (bytes / (4 x scalars) - 1) of a message above `LARGE_BYTES`; None without one.
-    note : str
-        Why the method did not run, or nothing.
-    """
-
-    method: str
-    uplink_scalars: int | None = None
-    downlink_scalars: int | None = None
-    uplink_bytes: int | None = None
-    downlink_bytes: int | None = None
-    overhead: float | None = None
-    note: str = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -181,60 +153,6 @@ def read_cost(method: str, directory: Path) -> Cost:
         downlink_bytes=fullest("downlink", "bytes"),
         overhead=max(overheads, key=abs, default=None),
     )
-
-
-def render(costs: Sequence[Cost], pairs: int) -> str:
-    """Return the table and the words about it as text."""
-    header = (
-        "method", "up scalars", "published", "broadcast scalars", "published", "up bytes",
-        "broadcast bytes", "wire/4 x scalars", "compared with the paper",
-    )  # fmt: skip
-    rows = [_row(cost, pairs) for cost in costs]
-    lines = [
-        f"One round over {CLIENTS} clients: {CLASSES} classes, d = {DIMENSION}, Dirichlet(0.1), "
-        f"{pairs} (client, class) pairs (the paper's split: 502).",
-        f"Scalars as the paper counts them, published figures times 1000; bytes of the whole "
-        f"messages' payloads. wire/4 x scalars: farthest message above {LARGE_BYTES:,} bytes.",
-        "",
-        table(header, rows),
-        "",
-    ]
-    lines += [f"{name}: {WORDS[name]}" for name in WORDS if any(c.method == name for c in costs)]
-    return "\n".join(lines)
-
-
-def _row(cost: Cost, pairs: int) -> tuple[str, ...]:
-    published = PUBLISHED.get(cost.method)
-    shown = ("-", "-") if published is None else tuple(f"{n / 1000:.2f}" for n in published)
-    if cost.note or cost.uplink_scalars is None or cost.downlink_scalars is None:
-        return cost.method, "-", shown[0], "-", shown[1], "-", "-", "-", cost.note
-    return (
-        cost.method,
-        f"{cost.uplink_scalars:,}", shown[0],
-        f"{cost.downlink_scalars:,}", shown[1],
-        f"{cost.uplink_bytes:,}", f"{cost.downlink_bytes:,}",
-        "-" if cost.overhead is None else f"{100 * cost.overhead:+.2f} %",
-        compare_with_paper(cost, pairs),
-    )  # fmt: skip
-
-
-def compare_with_paper(cost: Cost, pairs: int) -> str:
-    """Say in a word how a cost and the published one stand to each other."""
-    published = PUBLISHED.get(cost.method)
-    if published is None:
-        return "not in the paper's table"
-    words = []
-    for way, ours, theirs in (
-        ("up", cost.uplink_scalars, published.uplink),
-        ("down", cost.downlink_scalars, published.downlink),
-    ):
-        if ours is not None and abs(ours - theirs) <= ROUNDING:
-            words.append(f"{way} equal")
-        elif way == "up" and cost.method in ("fedgh", "fedproto") and ours == pairs * DIMENSION:
-            words.append(f"up = {DIMENSION} x {pairs} pairs")
-        else:
-            words.append(f"{way} differs")
-    return ", ".join(words) + ("; see below" if "differs" in " ".join(words) else "")
 
 
 def _measure(method: str, output: Path, nodes: Mapping[int, Mapping[str, Any]]) -> Cost:
