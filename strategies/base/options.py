@@ -166,8 +166,8 @@ def parse_options(cls: type[T], values: Mapping[str, object], prefix: str = "") 
     """
     fields = {
         prefix + key_of(f.name): f
-        for f in dataclasses.fields(cls)
-        if "rule" in f.metadata  # type: ignore[arg-type]
+        for f in dataclasses.fields(cls)  # type: ignore[arg-type]
+        if "rule" in f.metadata
     }
     parsed = {}
     for key, value in values.items():
