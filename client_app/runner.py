@@ -15,6 +15,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from client_app.evaluation import evaluate_client
 from client_app.node import client_context, client_id_of, state_root
 from client_app.state_store import StateStore, prune_rounds, state_directory
+from client_app.training import TrainingDivergedError
 from data import DataError
 from models import ModelError, count_parameters
 from strategies.base.client import ClientContext
@@ -31,7 +32,7 @@ from strategies.base.method import Method
 from strategies.base.options import ConfigError
 from strategies.base.payload import pack, unpack
 from strategies.base.rng import derive_seed, isolated_torch_rng
-from strategies.base.state import modules_of, move_state
+from strategies.base.state import modules_of, move_state, non_finite_entries
 
 
 def answer_query(message: Message, context: Context, method: Method) -> Message:
@@ -86,6 +87,7 @@ def answer_train(message: Message, context: Context, method: Method) -> Message:
     if examples:
         with isolated_torch_rng(session.seed("layers"), local.device):
             uplink, metrics = session.half.train(local, session.state, session.downlink)
+        session.refuse_divergence()
         rows += [MetricRow("train", name, value, examples) for name, value in metrics.items()]
         session.store.save(local.server_round, session.state, session.rounds_trained + 1)
         records = pack(uplink)
@@ -161,6 +163,15 @@ class Session:
         with torch.device("meta"):
             skeleton = self.half.build(self.context)
         return self.store.load(path, skeleton)
+
+    def refuse_divergence(self) -> None:
+        """Raise if training left NaN or infinite values, before they are saved or sent."""
+        broken = non_finite_entries(self.state)
+        if broken:
+            raise TrainingDivergedError(
+                f"client {self.context.client_id}, round {self.context.server_round}: after "
+                f"training {broken[0]} holds NaN or infinite values; lower lr"
+            )
 
     def evaluate(self, phase: str) -> list[MetricRow]:
         """Measure the state as it is now."""

@@ -85,9 +85,11 @@ def train_epochs(
         for images, labels in device_batches(
             context, split, context.run.batch_size, generator, drop_singletons
         ):
-            images = augment(context.run.augment, images, generator)
+            seen_by_model = augment(context.run.augment, images, generator)
             with flops.counting(len(labels)):
-                terms = _step(context, optimizer, modules, loss_function, images, labels, clip_norm)
+                terms = _step(
+                    context, optimizer, modules, loss_function, seen_by_model, labels, clip_norm
+                )
             steps.append(terms)
             sizes.append(len(labels))
         # One look at the losses an epoch: on a GPU a look at every step would stall it.

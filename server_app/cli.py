@@ -49,7 +49,8 @@ def _check(options: argparse.Namespace) -> int:
     if not path.is_file():
         raise ConfigError(f"{options.directory}: there is no run here (no config.json)")
     info = json.loads(path.read_text(encoding="utf-8"))
-    print(f"{info['run_name']}: {info['status']}" + (f": {info['reason']}" if info.get("reason") else ""))
+    reason = f": {info['reason']}" if info.get("reason") else ""
+    print(f"{info['run_name']}: {info['status']}{reason}")
     return 0 if info["status"] == "completed" else 1
 
 

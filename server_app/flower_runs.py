@@ -106,17 +106,7 @@ class FlowerSimulation(PrivateSuperLink):
         }  # fmt: skip
         if workers is not None:
             resources["init-args-num-cpus"] = workers
-        path = self._scratch / f"run-config-{secrets.token_hex(4)}.toml"
-        path.write_text(toml_lines(config), encoding="utf-8")
-        arguments = [
-            "run", str(app), CONNECTION, "--format", "json",
-            "--federation-config", toml_lines(resources).replace("\n", " ").strip(),
-        ]  # fmt: skip
-        if config:
-            arguments += ["--run-config", str(path)]
-        answer = self._flwr_json(*arguments)
-        path.unlink()
-        return str(answer["run-id"])
+        return self._submit(app, config, resources)
 
     def wait(
         self, run_id: str, *, timeout: float, on_line: Callable[[str], None] | None = None
@@ -141,17 +131,7 @@ class FlowerSimulation(PrivateSuperLink):
         """
         deadline = time.monotonic() + timeout
         path = self.home / f"run-{run_id}.log"
-        lines = LineReader(path, on_line)
-        with path.open("wb") as file:
-            # One streaming command costs next to nothing; each `flwr ls` costs two seconds.
-            stream = self._spawn(["flwr", "log", run_id, CONNECTION, "--stream"], file)
-            try:
-                while stream.poll() is None and time.monotonic() < deadline:
-                    time.sleep(0.2)
-                    lines.pass_on()
-            finally:
-                end_child(stream)
-        lines.pass_on()
+        self._follow(run_id, path, deadline, on_line)
         while not (status := self.status(run_id))[0].startswith("finished"):
             if time.monotonic() >= deadline:
                 self.stop(run_id)
@@ -171,3 +151,32 @@ class FlowerSimulation(PrivateSuperLink):
     def stop(self, run_id: str) -> None:
         """Stop a run; one that is over already is left alone."""
         self._flwr("stop", run_id, CONNECTION)
+
+    def _submit(
+        self, app: Path, config: Mapping[str, Value], resources: Mapping[str, Value]
+    ) -> str:
+        arguments = [
+            "run", str(app.absolute()), CONNECTION, "--format", "json",
+            "--federation-config", toml_lines(resources).replace("\n", " ").strip(),
+        ]  # fmt: skip
+        path = self._scratch / f"run-config-{secrets.token_hex(4)}.toml"
+        path.write_text(toml_lines(config), encoding="utf-8")
+        if config:
+            arguments += ["--run-config", str(path)]
+        return str(self._flwr_json(*arguments)["run-id"])
+
+    def _follow(
+        self, run_id: str, path: Path, deadline: float, on_line: Callable[[str], None] | None
+    ) -> None:
+        """Copy the log of a run to a file until the run ends or the deadline comes."""
+        lines = LineReader(path, on_line)
+        with path.open("wb") as file:
+            # One streaming command costs next to nothing; each `flwr ls` costs two seconds.
+            stream = self._spawn(["flwr", "log", run_id, CONNECTION, "--stream"], file)
+            try:
+                while stream.poll() is None and time.monotonic() < deadline:
+                    time.sleep(0.2)
+                    lines.pass_on()
+            finally:
+                end_child(stream)
+        lines.pass_on()

@@ -49,9 +49,7 @@ class InProcessGrid(Grid):
                 run_id=1,
                 node_id=FIRST_NODE + k,
                 node_config=dict(
-                    (node_configs or {}).get(
-                        k, {"partition-id": k, "num-partitions": num_clients}
-                    )
+                    (node_configs or {}).get(k, {"partition-id": k, "num-partitions": num_clients})
                 ),
                 state=RecordDict(),
                 run_config=dict(run_config),
@@ -97,5 +95,7 @@ class InProcessGrid(Grid):
     def _answer(self, message: Message) -> Message:
         try:
             return self.client_app(message, self.contexts[message.metadata.dst_node_id])
-        except Exception as error:  # noqa: BLE001 - as in a real node: any failure is a reply
-            return Message(Error(code=2, reason=f"{type(error).__name__}: {error}"), reply_to=message)
+        except Exception as error:
+            return Message(
+                Error(code=2, reason=f"{type(error).__name__}: {error}"), reply_to=message
+            )

@@ -18,7 +18,7 @@ from server_app.inbox import Inbox
 from server_app.recorder import Recorder
 from server_app.report import write_report
 from server_app.roster import Roster
-from server_app.round import Round, RoundResult
+from server_app.round import Round, RoundResult, RunError
 from server_app.run_directory import RunDirectory, write_atomically
 from server_app.summary import summarise
 from strategies.base.exchange import MessageFactory
@@ -106,15 +106,21 @@ class RoundLoop:
         self.roster.invite()
         online = self.roster.wait_online()
         cards = self.strategy.cards
+        if not any(card.train_examples for card in cards.values()):
+            raise RunError("no client has training examples; give them data or lower min-examples")
         available = [i for i in online if cards[i].train_examples > 0]
         participants = self.strategy.select(number, available, self.recorder.accuracy)
         evaluates = run.evaluates_in(number)
         phase = "pre" if run.evaluates_before_training else "post"
         others = [i for i in online if i not in set(participants)] if evaluates else []
         self._set_control(evaluate=evaluates, phase=phase, final=False)
+        known = set(cards)
         outcome = Round(
             self.strategy, self.inbox, self.roster, number, participants, others
         ).exchange()
+        if set(cards) != known:
+            self._record_cards()
+            say(f"joined: clients {sorted(set(cards) - known)}")
         accuracy, evaluated = self.recorder.add(outcome)
         self._note_roster_problems(number)
         self.checkpoints.save(number, self.strategy.state)
@@ -192,7 +198,9 @@ class RoundLoop:
                 f"(best {console.percent(self.best[0])}, {evaluated} clients)"
             )
         scalars = {
-            way: sum(t.scalars for t in outcome.traffic if t.direction == way and t.purpose == "train")
+            way: sum(
+                t.scalars for t in outcome.traffic if t.direction == way and t.purpose == "train"
+            )
             for way in ("uplink", "downlink")
         }
         self.durations.append(outcome.seconds)

@@ -109,7 +109,9 @@ class Recorder:
                 for t in sorted(result.traffic, key=lambda t: (t.purpose, t.direction, t.client_id))
             ),
         )
-        self.add_failures(number, [(f.client_id, kind or f.kind, f.reason) for f in result.failures])
+        self.add_failures(
+            number, [(f.client_id, kind or f.kind, f.reason) for f in result.failures]
+        )
         return means["accuracy"], len(evaluated)
 
     def add_failures(

@@ -173,9 +173,7 @@ class Round:
             self._fail(client_id, answer.sent.kind, answer.reason or "no reason given")
             return
         try:
-            update = self.strategy.read(
-                client_id, self.result.server_round, answer.message.content
-            )
+            update = self.strategy.read(client_id, self.result.server_round, answer.message.content)
         except PayloadError as error:
             self._fail(client_id, answer.sent.kind, f"refused payload: {error}")
             return
@@ -200,16 +198,15 @@ class Round:
         self.result.failures.append(Failure(client_id, kind, reason))
         self._ready.setdefault(client_id, None)
         if stop and self.strategy.run.on_client_error == "stop":
-            raise RunError(
-                f"round {number}: client {client_id}: {reason} (on-client-error = stop)"
-            )
+            raise RunError(f"round {number}: client {client_id}: {reason} (on-client-error = stop)")
 
     def _close_overdue(self) -> None:
         seconds = self.strategy.run.round_timeout
         for answer in self.inbox.give_up("train", "evaluate"):
             if answer.sent.client_id is not None:
                 self._fail(
-                    answer.sent.client_id, answer.sent.kind,
+                    answer.sent.client_id,
+                    answer.sent.kind,
                     f"no answer within {seconds:g} s (round-timeout)",
                 )
 

@@ -196,7 +196,11 @@ def _git_revision() -> str | None:
     try:
         done = subprocess.run(
             ["git", "rev-parse", "HEAD"],
-            cwd=Path(__file__).parent, capture_output=True, text=True, timeout=5, check=True,
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -37,7 +37,7 @@ def _accuracy(rows: list[dict[str, str]], run: RunConfig) -> dict[str, Any]:
     by_validation = {key: weighted_mean(values) for key, values in validations.items()}
     chosen = by_validation or means
     # The first of equals: the earliest round that is as good as any.
-    best = max(chosen, key=lambda key: (chosen[key] or 0.0), default=None)
+    best = max(chosen, key=lambda key: chosen[key] or 0.0, default=None)
     last = list(tests)[-1] if tests else None
     final = [value for value, _ in tests[last]] if last else []
     return {
@@ -70,7 +70,12 @@ def _evaluations(
 def _traffic(rows: list[dict[str, str]]) -> dict[str, int]:
     """Return scalars of the fullest round and bytes of the run, training apart from evaluation."""
     scalars: dict[tuple[str, int], int] = {}
-    total = {("uplink", True): 0, ("uplink", False): 0, ("downlink", True): 0, ("downlink", False): 0}
+    total = {
+        ("uplink", True): 0,
+        ("uplink", False): 0,
+        ("downlink", True): 0,
+        ("downlink", False): 0,
+    }
     for row in rows:
         training = row["purpose"] == "train"
         total[row["direction"], training] += int(row["bytes"])

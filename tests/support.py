@@ -71,8 +71,8 @@ def run_federation(
     if values.get("resume"):
         values["run-name"] = ""
     grid = grid_class(app or client_app, clients, values, nodes)
-    context = Context(
-        run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=values
-    )
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=values)
     server_app(grid=grid, context=context)
-    return Outcome(directory / str(values["resume"] if values.get("resume") else values["run-name"]))
+    return Outcome(
+        directory / str(values["resume"] if values.get("resume") else values["run-name"])
+    )

@@ -45,7 +45,9 @@ def test_one_client_a_round(name: str, tmp_path: Path) -> None:
         down = [
             r
             for r in run.rows("traffic")
-            if r["round"] == str(number) and r["direction"] == "downlink" and r["purpose"] == "train"
+            if r["round"] == str(number)
+            and r["direction"] == "downlink"
+            and r["purpose"] == "train"
         ]
         assert [r["client"] for r in down] == [trained[0]["client"]]
         evaluated = {r["client"] for r in run.metrics(metric="accuracy", round=number)}

@@ -45,6 +45,7 @@ def test_an_interrupted_comparison_goes_on_and_then_skips_everything(tmp_path: P
                 "methods": ["local", "fedre"],
                 "seeds": [0],
                 "target-accuracy": 0.01,
+                "parallel-workers": 1,
                 "settings": {"num-rounds": 2, "subset": 0.25, "models": "cnn5, cnn2"},
             }
         )
@@ -72,6 +73,9 @@ def test_an_interrupted_comparison_goes_on_and_then_skips_everything(tmp_path: P
     assert [row["seeds_complete"] for row in rows] == ["1", "1"]
     assert float(rows[1]["uplink_per_round"]) == 2 * 512
     assert float(rows[1]["final"]) >= 0
+
+    with (tmp_path / "out/two-fedre-seed0/rounds.csv").open(newline="") as file:
+        assert {row["workers"] for row in csv.DictReader(file)} == {"1"}
 
     started = time.monotonic()
     assert start(path, log).wait(60) == 0

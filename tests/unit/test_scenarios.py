@@ -405,3 +405,38 @@ def test_a_diverged_server_is_named(tmp_path: Path) -> None:
     """A server step that overflows ends the run where it happens, before it is broadcast."""
     with pytest.raises(RunError, match=r"round \d: the server's head_weight.*server-lr"):
         run_federation(tmp_path, 3, fedre__server_lr=3e38, fedre__server_epochs=9, num_rounds=2)
+
+
+def test_no_training_examples_anywhere_is_an_error(tmp_path: Path) -> None:
+    nodes = {}
+    for client in range(2):
+        folder = tmp_path / f"device{client}"
+        (folder / "train" / "a").mkdir(parents=True)
+        (folder / "test" / "a").mkdir(parents=True)
+        from PIL import Image
+
+        Image.new("L", (32, 32)).save(folder / "test" / "a" / "0.png")
+        nodes[client] = {"client-id": client, "data-dir": str(folder)}
+    with pytest.raises((RunError, RosterError), match="no .*training|train/"):
+        run_federation(tmp_path, 2, nodes=nodes, subset=1.0, models="cnn5, cnn4")
+
+
+def test_a_late_joiner_takes_part_from_the_next_round(tmp_path: Path) -> None:
+    """A node that connects during round 1 is asked, carded and trained from round 2 on."""
+
+    class Late(InProcessGrid):
+        pushes = 0
+
+        def get_node_ids(self) -> list[int]:
+            return list(self.contexts)[: 3 if self.pushes > 4 else 2]
+
+        def push_messages(self, messages: Any) -> Any:
+            self.pushes += 1
+            return super().push_messages(messages)
+
+    run = run_federation(tmp_path, 3, grid_class=Late, num_rounds=6)
+    assert {r["client"] for r in run.rows("clients")} == {"0", "1", "2"}
+    rounds = {int(r["round"]) for r in run.metrics(phase="train", metric="loss", client=2)}
+    assert rounds
+    assert 1 not in rounds
+    assert 6 in rounds
