@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
 import torch
 
-from strategies.base.exchange import Card, ClientUpdate
+from strategies.base.exchange import ClientUpdate
 from strategies.base.options import ConfigError
 from strategies.base.run_config import parse_run_config
 from strategies.fedproto import Server, Uplink, mean_prototypes
@@ -51,7 +50,6 @@ def test_prototype_mean(kind: str, expected: float) -> None:
 
 def test_missing_class_keeps_its_last_prototype() -> None:
     server = SmallServer(parse_run_config({"method": "fedproto"}))
-    card = cast(Card, None)
     server.state = server.initial_state()
     assert server.common_downlink(1).prototypes.shape == (0, 2)
     server.aggregate(1, [update(0, uplink({0: [1.0, 2.0], 2: [3.0, 4.0]}, [5, 5]))])

@@ -417,7 +417,7 @@ def test_no_training_examples_anywhere_is_an_error(tmp_path: Path) -> None:
 
         Image.new("L", (32, 32)).save(folder / "test" / "a" / "0.png")
         nodes[client] = {"client-id": client, "data-dir": str(folder)}
-    with pytest.raises((RunError, RosterError), match="no .*training|train/"):
+    with pytest.raises((RunError, RosterError), match=r"no .*training|train/"):
         run_federation(tmp_path, 2, nodes=nodes, subset=1.0, models="cnn5, cnn4")
 
 
