@@ -1,0 +1,199 @@
+"""FML: federated mutual learning between a private model and a shared small one, the meme.
+
+Shen et al., "Federated Mutual Learning", arXiv 2006.16765. Every client trains its private model,
+of any architecture, and a copy of the common small model theta side by side on the same batches;
+each imitates the other's predictions. Only theta is exchanged and averaged.
+
+Uplink, per participant and round: theta (924,708 scalars with FedAvgCNN, d = 512 and C = 100 on
+3x32x32 images). Downlink, to everyone: the averaged theta, as large. Private: the whole model.
+
+Order of a round on a client: load theta; train both models on
+
+    L_private = alpha CE(o_p, y) + (1 - alpha) KL(softmax(o_m) || softmax(o_p))
+    L_meme    = beta  CE(o_m, y) + (1 - beta)  KL(softmax(o_p) || softmax(o_m))
+
+with o_p, o_m the logits of the private model and the meme; upload theta. The first argument of a
+KL is a constant, so each loss moves one model, and one SGD over both is the same as two. Server:
+theta <- sum_k (n_k / n) theta_k. Evaluation: the private model ("accuracy"), which is the same
+before and after theta arrives; the averaged meme is recorded beside it ("accuracy_meme").
+
+Where sources disagree or this departs from them: HtFLlib averages uniformly (option `mean`),
+takes the KL's mean over all elements, which makes it C times smaller, and its alpha = beta = 1
+switch imitation off; here the KL is averaged over the batch and alpha = beta = 0.5. As in its
+benchmark the gradient of each model is clipped to 10.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from client_app.training import train_epochs
+from models import InputShape, SplitModel
+from models.small import build_small_model
+from strategies.base.client import ClientContext, ClientHalf
+from strategies.base.exchange import Card, ClientUpdate
+from strategies.base.method import Method, Training, register
+from strategies.base.options import option
+from strategies.base.payload import Template, arrays
+from strategies.base.rng import SERVER, derive_seed, isolated_torch_rng
+from strategies.base.server import ServerHalf
+from strategies.base.weights import (
+    StateArrays,
+    load_arrays,
+    mean_states,
+    state_arrays,
+    state_template,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Options of FML; defaults are those of HtFLlib's benchmark.
+
+    Attributes
+    ----------
+    small_model : str
+        Architecture of the meme, see `models.small`; its features are feature-dim wide.
+    alpha, beta : float
+        Weight of cross entropy against imitation, for the private model and for the meme.
+    clip_norm : float
+        Largest gradient norm of each of the two models; 0 does not clip.
+    mean : str
+        Weights of theta_k on the server: n_k ("weighted"), or equal ("uniform").
+    """
+
+    small_model: str = option("fedavgcnn", "cnn5", "cnn1")
+    alpha: float = option(0.5, minimum=0, maximum=1)
+    beta: float = option(0.5, minimum=0, maximum=1)
+    clip_norm: float = option(10.0, minimum=0)
+    mean: str = option("weighted", "uniform")
+
+
+@dataclasses.dataclass
+class Uplink:
+    """What a participant sends: its trained meme."""
+
+    theta: StateArrays = arrays()
+
+
+@dataclasses.dataclass
+class Downlink:
+    """What every client receives: the averaged meme."""
+
+    theta: StateArrays = arrays()
+
+
+@dataclasses.dataclass
+class ServerState:
+    """The averaged meme, theta."""
+
+    theta: dict[str, Tensor]
+
+
+@dataclasses.dataclass
+class ClientState:
+    """The private model, and the meme as last received or trained."""
+
+    model: SplitModel
+    meme: SplitModel
+
+
+def imitation(target_logits: Tensor, logits: Tensor) -> Tensor:
+    """Return KL(softmax(target) || softmax(logits)), the mean over the batch, in float32.
+
+    Both are (B, C). The target is a constant: no gradient flows into it.
+    """
+    target = F.log_softmax(target_logits.detach().float(), dim=1)
+    own = F.log_softmax(logits.float(), dim=1)
+    return F.kl_div(own, target, reduction="batchmean", log_target=True)
+
+
+def mutual_terms(
+    private: Tensor, meme: Tensor, labels: Tensor, alpha: float, beta: float
+) -> dict[str, Tensor]:
+    """Return the weighted terms of L_private and L_meme from logits (B, C) and labels (B,)."""
+    return {
+        "loss_private_ce": alpha * F.cross_entropy(private, labels),
+        "loss_private_kl": (1 - alpha) * imitation(meme, private),
+        "loss_meme_ce": beta * F.cross_entropy(meme, labels),
+        "loss_meme_kl": (1 - beta) * imitation(private, meme),
+    }
+
+
+class Client(ClientHalf[ClientState, Downlink, Uplink]):
+    """Client half: mutual learning of the private model and the meme."""
+
+    def build(self, context: ClientContext) -> ClientState:
+        return ClientState(context.build_model(), self._small_model(context))
+
+    def templates(self, context: ClientContext) -> Mapping[str, Template]:
+        with torch.device("meta"):
+            return {"theta": state_template(self._small_model(context).state_dict())}
+
+    def receive(self, context: ClientContext, state: ClientState, downlink: Downlink) -> None:
+        load_arrays(state.meme.state_dict(), downlink.theta)
+
+    def train(
+        self, context: ClientContext, state: ClientState, downlink: Downlink
+    ) -> tuple[Uplink, dict[str, float]]:
+        config = context.config
+
+        def loss(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            private, meme = state.model(images), state.meme(images)
+            return mutual_terms(private, meme, labels, config.alpha, config.beta)
+
+        modules = [state.model, state.meme]
+        metrics = train_epochs(context, modules, loss, clip_norm=config.clip_norm or None)
+        return Uplink(state_arrays(state.meme.state_dict())), metrics
+
+    def predict(
+        self, state: ClientState, downlink: Downlink, images: Tensor
+    ) -> dict[str, Tensor]:
+        return {"accuracy": state.model(images), "accuracy_meme": state.meme(images)}
+
+    def _small_model(self, context: ClientContext) -> SplitModel:
+        width = context.run.feature_dim
+        return build_small_model(context.config.small_model, context.shape, width)
+
+
+class Server(ServerHalf[ServerState]):
+    """Server half: one meme, the mean of the round's memes."""
+
+    def initial_state(self) -> ServerState:
+        card = next(iter(self.cards.values()))
+        shape = InputShape(card.channels, card.image_size, card.num_classes)
+        with isolated_torch_rng(derive_seed(self.run.seed, SERVER, 0, "small-model")):
+            model = build_small_model(self.config.small_model, shape, self.run.feature_dim)
+        return ServerState({name: item.detach() for name, item in model.state_dict().items()})
+
+    def common_downlink(self, server_round: int) -> Downlink:
+        return Downlink(state_arrays(self.state.theta))
+
+    def templates(self, card: Card) -> Mapping[str, Template]:
+        return {"theta": state_template(self.state.theta)}
+
+    def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+        weighted = self.config.mean == "weighted"
+        received = ((u.uplink.theta, u.num_examples if weighted else 1) for u in updates)
+        self.state = ServerState(mean_states(received))
+        return {}
+
+
+METHOD = register(
+    Method(
+        name="fml",
+        summary="a private model and an averaged small one learn from each other",
+        config=Config,
+        uplink=Uplink,
+        downlink=Downlink,
+        client=Client,
+        server=Server,
+        training=Training(optimizer="sgd", lr=0.01),
+        common_feature_dim=False,
+    )
+)
