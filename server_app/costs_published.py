@@ -45,6 +45,6 @@ WORDS: dict[str, str] = {
     "fedproto": _PAIRS + "; down, 100 global prototypes go to each client from the second round "
     "on",
     "fedmrl": "8863.08 is ten times FedAvgCNN's base pooled to 128 features plus "
-    "Linear(128, 100): 886,308 scalars",
+    "Linear(128, 100): 886,308 scalars; run here with that small model",
 }
 """By method: what to know where the figures differ from the paper's."""

@@ -49,7 +49,7 @@ def render(costs: Sequence[Cost], pairs: int) -> str:
     lines = [
         f"One round over {CLIENTS} clients: {CLASSES} classes, d = {DIMENSION}, Dirichlet(0.1), "
         f"{pairs} (client, class) pairs (the paper's split: 502).",
-        "Scalars are counted as in the paper; bytes are those of the messages' records. The last "
+        "The fullest of two rounds, in the paper's scalars and in bytes of the real records. The last "
         f"but one column is the farthest off of all messages above {LARGE_BYTES:,} bytes.",
         "",
         *_aligned([header, *rows]),
