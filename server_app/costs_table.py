@@ -49,8 +49,8 @@ def render(costs: Sequence[Cost], pairs: int) -> str:
     lines = [
         f"One round over {CLIENTS} clients: {CLASSES} classes, d = {DIMENSION}, Dirichlet(0.1), "
         f"{pairs} (client, class) pairs (the paper's split: 502).",
-        "The fullest of two rounds, in the paper's scalars and in bytes of the real records. The last "
-        f"but one column is the farthest off of all messages above {LARGE_BYTES:,} bytes.",
+        "The fullest of two rounds, in the paper's scalars and in bytes of the real records. The "
+        f"last but one column is the farthest off of all messages above {LARGE_BYTES:,} bytes.",
         "",
         *_aligned([header, *rows]),
         "",
