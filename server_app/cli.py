@@ -7,7 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from server_app import compare, costs, debug
+from server_app import debug
+from server_app.compare import command as compare
+from server_app.costs import command as costs
 from strategies.base.options import ConfigError
 
 

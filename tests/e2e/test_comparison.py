@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from server_app.flower_processes import family
+from server_app.flower.processes import family
 
 REPOSITORY = Path(__file__).parents[2]
 SECONDS = 400

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from server_app.flower_runs import FlowerRun, FlowerSimulation
+from server_app.flower.runs import FlowerRun, FlowerSimulation
 from tests.support import SMALL, Outcome, run_federation
 
 pytestmark = pytest.mark.e2e

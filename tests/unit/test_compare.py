@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from server_app import compare
-from server_app.compare_output import markdown, table_cells, write_outputs
-from server_app.compare_plan import Plan, PlannedRun, make_plan, read_plan
-from server_app.compare_results import collect, read_result
-from server_app.compare_state import COMPLETE, NEW, PARTIAL, check_states, run_state, start_config
-from server_app.flower_text import toml_lines
+from server_app.compare import command as compare
+from server_app.compare.output import markdown, table_cells, write_outputs
+from server_app.compare.plan import Plan, PlannedRun, make_plan, read_plan
+from server_app.compare.results import collect, read_result
+from server_app.compare.state import COMPLETE, NEW, PARTIAL, check_states, run_state, start_config
+from server_app.flower.text import toml_lines
 from server_app.recorder import HEADERS
 from strategies.base.method import method_names
 from strategies.base.options import ConfigError

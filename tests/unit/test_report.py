@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from server_app.report import write_report
-from server_app.report_data import read_run
-from server_app.report_stats import curve, histories, losses, measured, traffic_before
+from server_app.report.data import read_run
+from server_app.report.stats import curve, histories, losses, measured, traffic_before
 
 MODELS = ("cnn1", "cnn2", "resnet10", "mlp", "vit-tiny")
 HEADERS = {

@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from server_app.flower_processes import end_child
-from server_app.flower_superlink import CONNECTION, FlowerError, PrivateSuperLink
-from server_app.flower_text import LineReader, Value, log_text, toml_lines
+from server_app.flower.processes import end_child
+from server_app.flower.superlink import CONNECTION, FlowerError, PrivateSuperLink
+from server_app.flower.text import LineReader, Value, log_text, toml_lines
 
 __all__ = ["FlowerError", "FlowerRun", "FlowerSimulation"]
 

@@ -1,6 +1,6 @@
 """`wildflower compare FILE.yaml`: many runs one after another, one table and one page of them.
 
-The file names methods, seeds and shared settings (README shows one; `compare_plan` reads it). Its
+The file names methods, seeds and shared settings (README shows one; `compare.plan` reads it). Its
 runs go through `flwr run` on one private SuperLink. A run that is complete is skipped and one
 that was cut off is resumed, so the command can be interrupted and started again at any time. The
 table and the page are written after every run.
@@ -21,10 +21,10 @@ from types import FrameType
 
 from filelock import FileLock, Timeout
 
-from server_app.compare_output import markdown, table_cells, write_outputs
-from server_app.compare_plan import Plan, PlannedRun, read_plan
-from server_app.compare_results import Row
-from server_app.compare_state import (
+from server_app.compare.output import markdown, table_cells, write_outputs
+from server_app.compare.plan import Plan, PlannedRun, read_plan
+from server_app.compare.results import Row
+from server_app.compare.state import (
     COMPLETE,
     PARTIAL,
     check_states,
@@ -33,7 +33,7 @@ from server_app.compare_state import (
     why_incomplete,
 )
 from server_app.console import say
-from server_app.flower_runs import FlowerError, FlowerSimulation
+from server_app.flower.runs import FlowerError, FlowerSimulation
 from server_app.run_directory import write_atomically
 from strategies.base.options import ConfigError
 
@@ -185,7 +185,7 @@ def _pass_on(line: str) -> None:
 
 def _app_directory(given: Path | None) -> Path:
     """Return the directory of the Flower app: the one given, or the checkout this file is in."""
-    path = (given or Path(__file__).parent.parent).expanduser().absolute()
+    path = (given or Path(__file__).parents[2]).expanduser().absolute()
     if not (path / "pyproject.toml").is_file():
         raise ConfigError(
             f"--app = {str(path)!r}: there is no Flower app (no pyproject.toml); name the checkout "
@@ -231,7 +231,3 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="wildflower compare", description=__doc__)
     add_arguments(parser)
     return execute(parser.parse_args())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

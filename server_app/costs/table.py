@@ -6,7 +6,7 @@ import dataclasses
 import textwrap
 from collections.abc import Sequence
 
-from server_app.costs_published import DIMENSION, PUBLISHED, ROUNDING, WORDS
+from server_app.costs.published import DIMENSION, PUBLISHED, ROUNDING, WORDS
 
 CLIENTS, CLASSES = 10, 100
 

@@ -19,7 +19,6 @@ import io
 import json
 import logging
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,8 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from server_app.costs_published import DIMENSION, PUBLISHED
-from server_app.costs_table import CLASSES, CLIENTS, LARGE_BYTES, Cost, render
+from server_app.costs.published import DIMENSION, PUBLISHED
+from server_app.costs.table import CLASSES, CLIENTS, LARGE_BYTES, Cost, render
 from server_app.recorder import read_rows
 from server_app.run_directory import write_atomically
 
@@ -205,7 +204,3 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="wildflower costs", description=__doc__)
     add_arguments(parser)
     return execute(parser.parse_args())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

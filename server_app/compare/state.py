@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from server_app.compare_plan import Plan, PlannedRun
+from server_app.compare.plan import Plan, PlannedRun
 from server_app.recorder import read_rows
 from strategies.base.options import ConfigError
 from strategies.base.run_config import MAY_CHANGE_ON_RESUME, default_run_config

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from server_app.report_charts import colour_of_models
-from server_app.report_data import Client, RunData
-from server_app.report_stats import History, histories
-from server_app.report_svg import NOT_RECORDED, esc, grouped, human, percent, size
+from server_app.report.charts import colour_of_models
+from server_app.report.data import Client, RunData
+from server_app.report.stats import History, histories
+from server_app.report.svg import NOT_RECORDED, esc, grouped, human, percent, size
 
 MOST_CLASS_BARS = 40
 MOST_FAILURES = 200

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from server_app.compare_plan import Plan
-from server_app.compare_results import Row, Spread
-from server_app.compare_state import COMPLETE
-from server_app.report_style import LOGO, STYLE
-from server_app.report_svg import (
+from server_app.compare.plan import Plan
+from server_app.compare.results import Row, Spread
+from server_app.compare.state import COMPLETE
+from server_app.report.style import LOGO, STYLE
+from server_app.report.svg import (
     BOTTOM,
     LEFT,
     RIGHT,

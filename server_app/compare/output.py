@@ -6,9 +6,9 @@ import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
 
-from server_app.compare_page import page
-from server_app.compare_plan import Plan
-from server_app.compare_results import NOT_RUN, TARGET_FIELDS, Row, Spread, collect
+from server_app.compare.page import page
+from server_app.compare.plan import Plan
+from server_app.compare.results import NOT_RUN, TARGET_FIELDS, Row, Spread, collect
 from server_app.run_directory import write_atomically
 
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from server_app.report_charts import round_ticks
-from server_app.report_data import RunData
-from server_app.report_stats import (
+from server_app.report.charts import round_ticks
+from server_app.report.data import RunData
+from server_app.report.stats import (
     RoundTraffic,
     curve,
     losses,
@@ -13,7 +13,7 @@ from server_app.report_stats import (
     traffic_before,
     traffic_by_round,
 )
-from server_app.report_svg import (
+from server_app.report.svg import (
     BOTTOM,
     LEFT,
     RIGHT,

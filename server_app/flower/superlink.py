@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from server_app.flower_processes import (
+from server_app.flower.processes import (
     Process,
     answers,
     end_child,
@@ -25,7 +25,7 @@ from server_app.flower_processes import (
     free_port,
     uninterrupted,
 )
-from server_app.flower_text import log_text, without_colours
+from server_app.flower.text import log_text, without_colours
 
 CONNECTION = "private"
 """Name of the SuperLink connection in the private config.toml."""

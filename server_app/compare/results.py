@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from server_app.compare_plan import Plan, PlannedRun
-from server_app.compare_state import COMPLETE
-from server_app.report_data import RunData, read_run
-from server_app.report_stats import Point, curve, main_phase, measured
+from server_app.compare.plan import Plan, PlannedRun
+from server_app.compare.state import COMPLETE
+from server_app.report.data import RunData, read_run
+from server_app.report.stats import Point, curve, main_phase, measured
 
 NOT_EVALUATED, NOT_REACHED, NOT_RUN = "not evaluated", "not reached", "not run"
 

@@ -13,18 +13,18 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from server_app.report_charts import accuracy_over_rounds, accuracy_over_traffic, by_architecture
-from server_app.report_costs import (
+from server_app.report.charts import accuracy_over_rounds, accuracy_over_traffic, by_architecture
+from server_app.report.costs import (
     cumulative_traffic,
     loss_over_rounds,
     time_per_round,
     traffic_per_round,
     traffic_to_reach,
 )
-from server_app.report_data import RunData, read_run, section
-from server_app.report_stats import Point, curve, main_phase, measured
-from server_app.report_style import LOGO, SCRIPT, STYLE
-from server_app.report_svg import (
+from server_app.report.data import RunData, read_run, section
+from server_app.report.stats import Point, curve, main_phase, measured
+from server_app.report.style import LOGO, SCRIPT, STYLE
+from server_app.report.svg import (
     NOT_EVALUATED,
     NOT_RECORDED,
     duration,
@@ -34,7 +34,7 @@ from server_app.report_svg import (
     percent,
     size,
 )
-from server_app.report_tables import (
+from server_app.report.tables import (
     client_table,
     failure_table,
     file_list,

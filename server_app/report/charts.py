@@ -4,8 +4,8 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-from server_app.report_data import Client, RunData
-from server_app.report_stats import (
+from server_app.report.data import Client, RunData
+from server_app.report.stats import (
     Measured,
     Point,
     curve,
@@ -15,7 +15,7 @@ from server_app.report_stats import (
     traffic_before,
     weighted_mean,
 )
-from server_app.report_svg import (
+from server_app.report.svg import (
     BOTTOM,
     LEFT,
     RIGHT,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from server_app.report_data import RunData
+from server_app.report.data import RunData
 
 #: (round, phase) -> client -> (value, examples)
 Measured = dict[tuple[int, str], dict[int, tuple[float, float]]]

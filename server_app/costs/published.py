@@ -42,8 +42,7 @@ WORDS: dict[str, str] = {
     "fedgen": "9247.08 up is ten times the full FedAvgCNN (924,708 parameters), which FedGen has "
     "no need to send; its natural uplink is the head (513.00), and its real downlink is the head "
     "and the generator, which the paper's 513.00 leaves out",
-    "fedproto": _PAIRS + "; down, 100 global prototypes go to each client from the second round "
-    "on",
+    "fedproto": _PAIRS + "; down, 100 global prototypes go to each client from the second round on",
     "fedmrl": "8863.08 is ten times FedAvgCNN's base pooled to 128 features plus "
     "Linear(128, 100): 886,308 scalars; run here with that small model",
 }

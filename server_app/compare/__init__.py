@@ -1,0 +1,1 @@
+"""`wildflower compare`: methods, variants and seeds of one YAML file, one table and one page."""

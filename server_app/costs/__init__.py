@@ -1,0 +1,1 @@
+"""`wildflower costs`: the communication table of the FedRE paper, measured."""
