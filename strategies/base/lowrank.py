@@ -118,7 +118,7 @@ def pieces(sent: LowRank, layout: Layout) -> Iterator[tuple[str, list[Floats]]]:
         parts = [factors.take(name, *part) for part in ((rows, rank), (rank,), (rank, cols))]
         # Bounds every partial product and sum, so that none overflows on the way either.
         largest = [float(max(1, np.abs(part).max())) for part in parts]
-        if rank * math.prod(largest) >= np.finfo(np.float32).max:
+        if rank * math.prod(largest) >= float(np.finfo(np.float32).max):
             raise PayloadError(f"factors: the product for {name} is not finite")
         yield name, parts
     factors.close()
