@@ -2,12 +2,12 @@
 
 Wu et al., "Communication-efficient federated learning via knowledge distillation", Nature
 Communications 13, 2022. The teacher is the client's own model, of any architecture; the student
-theta is small, common and averaged. Updates of theta travel as truncated SVDs (`base.lowrank`).
+theta is small, common and averaged; its updates travel as truncated SVDs (`base.lowrank`).
 
 Uplink, per participant and round: for each tensor of theta q (rows + cols + 1) scalars, or the
 tensor where that is not less. Downlink: the mean update, compressed in the same way, or all of
-theta, see below. HtFLlib's clients send 0.46 of 924,708 scalars; the counters hold what was
-really sent. Private: teacher, W_h, and the theta last received.
+theta, see below; the counters hold what was sent (HtFLlib: 0.46 of 924,708 scalars). Private:
+teacher, W_h, and the theta last received.
 
 Order of a round on a client: bring theta up to date; train teacher, student and W_h on
 
@@ -28,10 +28,9 @@ theta and get the update. All others (in round 1, not sampled, late, failed) get
 its full price; with few participants a round that is most. A client whose state was lost refuses
 an update that does not fit, and gets theta whole the next time.
 
-Where this departs from public code: both codes keep rank 0 where only all singular values reach
-T_t; the authors' multiply U by the vector sigma, and pass gradients through s (`detach-scale`) and
-into the other's model; HtFLlib compresses theta itself (`compress`), and kernels k by k. What the
-server cuts off the mean is lost, as with the authors.
+Where this departs from public code: both keep rank 0 where only all singular values reach T_t; the
+authors' multiplies U by the vector sigma, and passes gradients through s (`detach-scale`) and into
+the other's model; HtFLlib compresses theta itself (`compress`), and kernels k by k.
 """
 
 from __future__ import annotations
@@ -141,13 +140,16 @@ class ClientState:
 
 
 def distillation_terms(
-    teacher: tuple[Tensor, Tensor], student: tuple[Tensor, Tensor], labels: Tensor,
-    projection: nn.Module, detach_scale: bool,
+    teacher: tuple[Tensor, Tensor],
+    student: tuple[Tensor, Tensor],
+    labels: Tensor,
+    projection: nn.Module,
+    detach_scale: bool,
 ) -> dict[str, Tensor]:
     """Return the terms of L_t and L_s; each moves what it is named after, L_s also W_h.
 
-    Teacher and student are given as representations (B, d) and logits (B, C), labels are (B,),
-    `projection` is W_h, and `detach_scale` says whether 1 / s is a constant.
+    Teacher and student are representations (B, d) and logits (B, C), labels are (B,), `projection`
+    is W_h, `detach_scale` says whether 1 / s is a constant.
     """
     (r_t, o_t), (r_s, o_s) = teacher, student
     ce_t, ce_s = F.cross_entropy(o_t, labels), F.cross_entropy(o_s, labels)
@@ -165,7 +167,7 @@ def distillation_terms(
 
 
 def tensors(arrays: StateArrays) -> dict[str, Tensor]:
-    """Return arrays as tensors that share their memory."""
+    """Return arrays as tensors that share memory."""
     return {name: as_tensor(item) for name, item in arrays.items()}
 
 
@@ -218,9 +220,7 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
         energy = config.energy(context.server_round, context.run.num_rounds)
         return Uplink(**compress(trained, energy)), metrics
 
-    def predict(
-        self, state: ClientState, downlink: Downlink, images: Tensor
-    ) -> dict[str, Tensor]:
+    def predict(self, state: ClientState, downlink: Downlink, images: Tensor) -> dict[str, Tensor]:
         return {"accuracy": state.model(images), "accuracy_student": state.student(images)}
 
 
@@ -254,18 +254,17 @@ class Server(ServerHalf[ServerState]):
         return self._frames[relative]
 
     def _frame(self, relative: bool) -> Downlink:
-        state = self.state
-        stored = relative or not self.relative
+        state, stored = self.state, relative or not self.relative
         fields = state_arrays(state.sent) if stored else compress(state_arrays(state.theta), None)
-        base, number = state.base if relative else state.number, state.number
-        numbers = {"relative": relative, "base": base, "number": number}
+        base = state.base if relative else state.number
+        numbers = {"relative": relative, "base": base, "number": state.number}
         return Downlink(**fields, **{name: np.array(item) for name, item in numbers.items()})
 
     def read(self, client_id: int, server_round: int, content: RecordDict) -> ClientUpdate:
         update = super().read(client_id, server_round, content)
         if update.uplink is not None:
-            for _ in pieces(update.uplink, layout_of(self.state.theta)):
-                pass  # what does not fit is refused here, before anything is summed
+            # What does not fit is refused here, before anything is summed.
+            list(pieces(update.uplink, layout_of(self.state.theta)))
         return update
 
     def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
