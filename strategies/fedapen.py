@@ -130,8 +130,15 @@ def hold_out(train: Split, share: float, generator: np.random.Generator) -> tupl
 
 
 def learn_weight(
-    weight: float, private: Tensor, shared: Tensor, labels: Tensor, *,
-    lr: float, epochs: int, batch_size: int, generator: torch.Generator,
+    weight: float,
+    private: Tensor,
+    shared: Tensor,
+    labels: Tensor,
+    *,
+    lr: float,
+    epochs: int,
+    batch_size: int,
+    generator: torch.Generator,
 ) -> float:
     """Return w after SGD on the mean CE(w o_p + (1 - w) o_s, y) of frozen models.
 
@@ -200,9 +207,7 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
         metrics["ensemble_weight"] = state.weight
         return Uplink(state_arrays(state.shared.state_dict())), metrics
 
-    def predict(
-        self, state: ClientState, downlink: Downlink, images: Tensor
-    ) -> dict[str, Tensor]:
+    def predict(self, state: ClientState, downlink: Downlink, images: Tensor) -> dict[str, Tensor]:
         private, shared = state.model(images), state.shared(images)
         return {
             "accuracy": ensemble(private, shared, state.weight),

@@ -151,9 +151,7 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
         metrics = train_epochs(context, modules, loss, clip_norm=config.clip_norm or None)
         return Uplink(state_arrays(state.meme.state_dict())), metrics
 
-    def predict(
-        self, state: ClientState, downlink: Downlink, images: Tensor
-    ) -> dict[str, Tensor]:
+    def predict(self, state: ClientState, downlink: Downlink, images: Tensor) -> dict[str, Tensor]:
         return {"accuracy": state.model(images), "accuracy_meme": state.meme(images)}
 
     def _small_model(self, context: ClientContext) -> SplitModel:
