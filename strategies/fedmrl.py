@@ -22,8 +22,8 @@ four models, mix-large F_hd(R~) is "accuracy"; mix-small G_hd(R~[:d1]), single-s
 single-large F_hd(R_F) stand beside it. The single ones never saw unfused features in training.
 
 Options: `tie-heads` (the paper's outlook MRL-E) takes W_G = W_F[:, :d1], b_G = b_F; `without-mrl`
-(its ablation) trains the large head's loss alone. In both, G has no head of its own and none is
-sent, an [A]ssumption for the ablation, whose two small-head models are not reported.
+(its ablation) trains with the large head's loss alone; theta_ex is still averaged. In both, the
+head of G is not used and not sent: fewer scalars. The ablation has no small-head models to report.
 
 Defects of the public codes, not copied: one small model's state, stored without a copy, stands
 for all clients, so that the "average" is the last client's; optimisers with momentum are shared
