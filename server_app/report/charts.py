@@ -12,7 +12,7 @@ from server_app.report.stats import (
     main_phase,
     measured,
     placed,
-    traffic_before,
+    spent_before,
     weighted_mean,
 )
 from server_app.report.svg import (
@@ -168,8 +168,8 @@ def accuracy_over_traffic(run: RunData) -> str:
     points = curve(table, main_phase(table))
     if not points or not run.traffic:
         return empty(title, "Not evaluated." if run.traffic else "Traffic was not recorded.")
-    spent = traffic_before(run, points)
-    line = [(amount, p.mean) for (amount, _), p in zip(spent, points, strict=True)]
+    spent = spent_before(run, points)
+    line = [(cost.bytes or 0.0, p.mean) for cost, p in zip(spent, points, strict=True)]
     end = max(1.0, *(x for x, _ in line))
     values = [y for _, y in line]
     plot = Plot(Scale(0, end, LEFT + 8, RIGHT - 20), accuracy_scale(values), title)
@@ -177,8 +177,9 @@ def accuracy_over_traffic(run: RunData) -> str:
     plot.grid([(t, size(t)) for t in ticks(0, end, 4)], marks, "bytes sent so far, both ways")
     plot.line(thin(line, 400), "mean")
     if len(points) <= MOST_DOTS:
-        for place, (amount, scalars), p in zip(line, spent, points, strict=True):
-            text = f"{_point_title(p)} after {size(amount)}, {human(scalars)} scalars"
+        for place, cost, p in zip(line, spent, points, strict=True):
+            text = f"{_point_title(p)} after {size(cost.bytes)}, scalars: "
+            text += f"{human(cost.up_scalars)} up, {human(cost.down_scalars)} down"
             plot.dot(place, "mean", text)
     note = "Training messages of all clients, up and down; evaluation is not counted."
     return figure(title, note, [("k mean", "mean, weighted by examples")], plot.render())

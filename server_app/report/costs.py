@@ -1,4 +1,4 @@
-"""The charts of what a run cost: training loss, traffic and time."""
+"""The charts of what a run cost: training loss, traffic, time, and all until an accuracy."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from server_app.report.stats import (
     losses,
     main_phase,
     measured,
-    traffic_before,
+    spent_before,
     traffic_by_round,
 )
 from server_app.report.svg import (
@@ -23,6 +23,7 @@ from server_app.report.svg import (
     Scale,
     duration,
     empty,
+    esc,
     figure,
     human,
     log_ticks,
@@ -164,29 +165,34 @@ def time_per_round(run: RunData) -> str:
     return figure(title, note, legend, plot.render())
 
 
-def traffic_to_reach(run: RunData) -> str:
-    """Table: the first evaluation at or above a level, and what had been sent until then."""
+def cost_to_reach(run: RunData) -> str:
+    """Table: the first evaluation at or above a level, and what training had cost until then."""
     table = measured(run, "accuracy")
     points = curve(table, main_phase(table))
-    if not points or not run.traffic:
+    if not points:
         return ""
-    spent = traffic_before(run, points)
     best = max(point.mean for point in points)
     rows = []
     for level in (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99):
-        hit = next((i for i, point in enumerate(points) if point.mean >= level), None)
+        hit = next((point for point in points if point.mean >= level), None)
         if hit is None or level <= points[0].mean or level > best:
             continue  # reached from the start, or never: nothing to tell
-        amount, scalars = spent[hit]
+        (cost,) = spent_before(run, [hit])
+        cells = [human(cost.up_scalars), human(cost.down_scalars), size(cost.bytes)]
         rows.append(
-            f"<tr><th scope=row>{percent(level, 0)}</th><td>{points[hit].label}</td>"
-            f"<td>{size(amount)}</td><td>{human(scalars)}</td></tr>"
+            f"<tr><th scope=row>{percent(level, 0)}</th>"
+            f'<td title="{esc(hit.label)} evaluation">{cost.rounds}</td>'
+            + "".join(f"<td>{cell}</td>" for cell in [*cells, human(cost.flops)])
+            + "</tr>"
         )
     if not rows:
         return ""
+    heads = ("accuracy", "rounds", "scalars up", "scalars down", "bytes", "FLOPs")
     return (
-        "<figure><figcaption><h3>Traffic to reach an accuracy</h3><p>First evaluation whose mean "
-        "is at or above the level; training messages, both ways.</p></figcaption>"
-        '<table class="plain"><thead><tr><th>mean accuracy</th><th>reached in</th><th>bytes</th>'
-        f"<th>scalars</th></tr></thead><tbody>{''.join(rows)}</tbody></table></figure>"
+        "<figure><figcaption><h3>Cost to reach an accuracy</h3><p>All training before the first "
+        "evaluation whose mean is at or above the level: rounds, scalars and bytes of its "
+        "messages, floating-point operations of its clients.</p></figcaption>"
+        '<div class="wide"><table class="plain"><thead><tr>'
+        + "".join(f"<th>{head}</th>" for head in heads)
+        + f"</tr></thead><tbody>{''.join(rows)}</tbody></table></div></figure>"
     )

@@ -15,14 +15,14 @@ from typing import Any
 
 from server_app.report.charts import accuracy_over_rounds, accuracy_over_traffic, by_architecture
 from server_app.report.costs import (
+    cost_to_reach,
     cumulative_traffic,
     loss_over_rounds,
     time_per_round,
     traffic_per_round,
-    traffic_to_reach,
 )
 from server_app.report.data import RunData, read_run, section
-from server_app.report.stats import Point, curve, main_phase, measured
+from server_app.report.stats import Point, curve, flops_per_round, main_phase, measured
 from server_app.report.style import LOGO, SCRIPT, STYLE
 from server_app.report.svg import (
     NOT_EVALUATED,
@@ -227,14 +227,15 @@ def _cost_figures(run: RunData) -> list[Figure]:
     return [
         ("scalars up / round", human(scalars[0]), f"{_exact(scalars[0])}all participants"),
         ("scalars down / round", human(scalars[1]), f"{_exact(scalars[1])}all participants"),
+        ("training FLOPs / round", human(flops_per_round(run)),
+         "operations of all clients that trained, fullest round"),
         ("bytes up, down", _two(size(up), size(down)), f"training, whole run{evaluation}"),
         ("time", duration(time.get("total_s")), _time_note(time)),
         ("client compute", duration(time.get("client_compute_s")), "summed over clients"),
         ("efficiency", NOT_RECORDED if share is None else percent(share, 0),
          "client compute / (wall time \u00d7 workers)"),
-        ("failures", grouped(failed), "client rounds left out"),
-        ("rounds recorded", str(len(run.rounds)) if run.rounds else NOT_RECORDED,
-         "rows of rounds.csv"),
+        ("failures", grouped(failed),
+         f"client rounds left out; rounds recorded: {len(run.rounds) or 'none'}"),
     ]  # fmt: skip
 
 
@@ -255,7 +256,7 @@ def _charts(run: RunData) -> str:
     results = accuracy_over_rounds(run, scope(run)) + by_architecture(run)
     results += accuracy_over_traffic(run) + loss_over_rounds(run)
     costs = traffic_per_round(run) + cumulative_traffic(run)
-    costs += time_per_round(run) + traffic_to_reach(run)
+    costs += time_per_round(run) + cost_to_reach(run)
     return (
         f'<h2>Accuracy and loss</h2><div class="charts">{results}</div>'
         f'<h2>Cost</h2><div class="charts">{costs}</div>'

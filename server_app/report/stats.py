@@ -1,4 +1,4 @@
-"""Aggregate a parsed run: means over clients, traffic, losses and each client's history."""
+"""Aggregate a parsed run: means over clients, traffic, FLOPs, losses and clients' histories."""
 
 import math
 from collections import defaultdict
@@ -99,7 +99,8 @@ class RoundTraffic:
 
     up_bytes: float = 0.0
     down_bytes: float = 0.0
-    scalars: float = 0.0
+    up_scalars: float = 0.0
+    down_scalars: float = 0.0
     other_bytes: float = 0.0
 
 
@@ -112,27 +113,86 @@ def traffic_by_round(run: RunData) -> dict[int, RoundTraffic]:
         if row.purpose != "train":
             entry.other_bytes += size
             continue
-        entry.scalars += row.scalars if math.isfinite(row.scalars) else 0.0
+        scalars = row.scalars if math.isfinite(row.scalars) else 0.0
         if row.direction == "uplink":
             entry.up_bytes += size
+            entry.up_scalars += scalars
         else:
             entry.down_bytes += size
+            entry.down_scalars += scalars
     return dict(sorted(totals.items()))
 
 
-def traffic_before(run: RunData, points: list[Point]) -> list[tuple[float, float]]:
-    """Training (bytes, scalars) spent, both directions, when each point was measured.
+def training_flops(run: RunData) -> dict[int, float | None]:
+    """Floating-point operations of each round's training, summed over the clients that trained.
+
+    None for a round in which one of them did not record its operations: the sum is unknown then.
+    """
+    trained: dict[int, set[int]] = defaultdict(set)
+    counted: dict[int, dict[int, float]] = defaultdict(dict)
+    for row in run.metrics:
+        if row.phase == "train" and row.client is not None:
+            trained[row.round].add(row.client)
+            if row.metric == "flops" and math.isfinite(row.value):
+                counted[row.round][row.client] = row.value
+    return {
+        number: math.fsum(counted[number].values()) if clients == counted[number].keys() else None
+        for number, clients in sorted(trained.items())
+    }
+
+
+def flops_per_round(run: RunData) -> float | None:
+    """Return the training operations of the fullest round; None if not every round has them."""
+    amounts = list(training_flops(run).values())
+    known = [amount for amount in amounts if amount is not None]
+    return max(known) if known and len(known) == len(amounts) else None
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What training had cost when an accuracy was measured; ``None`` = not recorded.
+
+    Attributes
+    ----------
+    rounds
+        Rounds of training up to then.
+    bytes
+        Of the training messages, both directions.
+    up_scalars, down_scalars
+        Of the training messages, as the methods' papers count them.
+    flops
+        Floating-point operations of the clients' training steps.
+    """
+
+    rounds: int
+    bytes: float | None
+    up_scalars: float | None
+    down_scalars: float | None
+    flops: float | None
+
+
+def spent_before(run: RunData, points: Iterable[Point]) -> list[Spent]:
+    """Return what all clients' training had cost when each point was measured.
 
     A "pre" value of round t was measured before anything of round t was trained, so only the
     rounds before t count; a "post" value counts round t; the closing one counts everything.
     """
-    totals = traffic_by_round(run)
+    traffic, flops = traffic_by_round(run), training_flops(run)
     spent = []
     for point in points:
-        last = point.x - 1 if point.phase == "pre" else point.x
-        rows = [entry for number, entry in totals.items() if number <= last]
-        size = math.fsum(entry.up_bytes + entry.down_bytes for entry in rows)
-        spent.append((size, math.fsum(entry.scalars for entry in rows)))
+        last = int(point.x) - 1 if point.phase == "pre" else int(point.x)
+        sent = [entry for number, entry in traffic.items() if number <= last]
+        done = [amount for number, amount in flops.items() if number <= last]
+        known = [amount for amount in done if amount is not None]
+        spent.append(
+            Spent(
+                last,
+                math.fsum(e.up_bytes + e.down_bytes for e in sent) if traffic else None,
+                math.fsum(e.up_scalars for e in sent) if traffic else None,
+                math.fsum(e.down_scalars for e in sent) if traffic else None,
+                math.fsum(known) if flops and len(known) == len(done) else None,
+            )
+        )
     return spent
 
 

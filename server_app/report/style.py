@@ -111,7 +111,7 @@ content:" ↓"}
 .key{display:inline-block;width:8px;height:8px;border-radius:50%;background:var(--c);
 margin-right:8px}
 .reason{white-space:pre-wrap;overflow-wrap:anywhere;min-width:260px}
-.plain{margin-top:8px}.plain th:first-child{text-align:left}
+.wide{overflow-x:auto}.plain{margin-top:8px}.plain th:first-child{text-align:left}
 .pairs{margin-top:8px}.pairs th{width:1%;padding-left:0}.pairs td{white-space:normal;
 overflow-wrap:anywhere}
 .pairs th{font:12.5px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}

@@ -31,7 +31,7 @@ def human(number: float | None, unit: str = "", step: int = 1000) -> str:
     """Three figures and a decimal prefix: ``1234567`` -> ``1.23 M``; None -> "not recorded"."""
     if number is None or not math.isfinite(number):
         return NOT_RECORDED
-    prefixes = ("", "k", "M", "G", "T", "P")
+    prefixes = ("", "k", "M", "G", "T", "P", "E")
     index = 0
     while abs(number) >= step * 0.9995 and index < len(prefixes) - 1:
         number, index = number / step, index + 1

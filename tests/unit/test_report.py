@@ -13,7 +13,16 @@ import pytest
 
 from server_app.report import write_report
 from server_app.report.data import read_run
-from server_app.report.stats import curve, histories, losses, measured, traffic_before
+from server_app.report.stats import (
+    Spent,
+    curve,
+    flops_per_round,
+    histories,
+    losses,
+    measured,
+    spent_before,
+    training_flops,
+)
 
 MODELS = ("cnn1", "cnn2", "resnet10", "mlp", "vit-tiny")
 HEADERS = {
@@ -100,6 +109,8 @@ def metric_rows(clients: int, rounds: int, rng: np.random.Generator) -> list[lis
                 loss = 2.3 * np.exp(-number / 6) + 0.08 + rng.normal(0, 0.01)
                 for name, share in (("loss", 1.0), ("loss_ce", 0.8), ("loss_prototype", 0.02)):
                     rows.append([number, client, "train", name, f"{abs(loss) * share:.6f}", 250])
+                rows.append([number, client, "train", "examples_seen", "250.0", 250])
+                rows.append([number, client, "train", "flops", repr(2.5e9), 250])
         if not last:
             rows.append([number, "server", "aggregate", "server_loss", f"{1.4 / number:.6f}", ""])
     return rows
@@ -218,7 +229,79 @@ def test_means_are_weighted_by_examples_and_spread_is_not(tmp_path: Path) -> Non
     ]
     assert losses(run) == {"loss": [(1.0, 1.25)], "server_loss": [(1.0, 0.5)]}
     # A value measured before the training of round 1 has cost nothing yet.
-    assert traffic_before(run, points) == [(0.0, 0.0), (60.0, 15.0)]
+    # (Nobody counted its operations, so those of the finished round are not known.)
+    assert spent_before(run, points) == [
+        Spent(rounds=0, bytes=0.0, up_scalars=0.0, down_scalars=0.0, flops=0.0),
+        Spent(rounds=1, bytes=60.0, up_scalars=10.0, down_scalars=5.0, flops=None),
+    ]
+
+
+COUNTED = [
+    [1, 0, "train", "flops", 2e9, 10], [1, 1, "train", "flops", 3e9, 30],
+    [2, 0, "train", "flops", 4e9, 10], [2, 1, "train", "flops", 3.5e12, 30],
+    [3, 1, "train", "flops", 1e12, 30],
+]  # fmt: skip
+ACCURACIES = ((1, 0.2), (2, 0.45), (3, 0.8))
+
+
+@pytest.mark.parametrize(
+    ("phase", "rounds", "flops"),
+    [("pre", [0, 1, 2], [0.0, 5e9, 3.509e12]), ("post", [1, 2, 3], [5e9, 3.509e12, 4.509e12])],
+)
+def test_operations_before_an_evaluation_follow_the_rule_of_traffic(
+    tmp_path: Path, phase: str, rounds: list[int], flops: list[float]
+) -> None:
+    tests = [[number, 0, phase, "accuracy", value, 10] for number, value in ACCURACIES]
+    write_csv(tmp_path, "metrics", [*COUNTED, *tests, [3, 0, "final", "accuracy", 0.9, 10]])
+    run = read_run(tmp_path)
+    assert training_flops(run) == {1: 5e9, 2: 3.504e12, 3: 1e12}
+    assert flops_per_round(run) == 3.504e12
+    spent = spent_before(run, curve(measured(run, "accuracy"), phase))
+    if phase == "pre":  # the closing evaluation has a place of its own, after everything
+        assert (spent[-1].rounds, spent.pop().flops) == (3, 4.509e12)
+    assert [entry.rounds for entry in spent] == rounds
+    assert [entry.flops for entry in spent] == flops
+    assert {entry.bytes for entry in spent} == {None}  # there is no traffic.csv
+
+
+def test_page_shows_operations_beside_rounds_and_scalars(tmp_path: Path) -> None:
+    tests = [[number, 0, "pre", "accuracy", value, 10] for number, value in ACCURACIES]
+    write_csv(tmp_path, "metrics", [*COUNTED, *tests])
+    write_csv(tmp_path, "traffic", [
+        [number, client, way, 1, scalars, 4 * scalars, "train"]
+        for number in (1, 2, 3) for client in (0, 1)
+        for way, scalars in (("uplink", 500), ("downlink", 700))
+    ])  # fmt: skip
+    page = page_of(tmp_path)
+    parse(page)
+    assert "<dt>training FLOPs / round</dt><dd>3.5\u202fT</dd>" in page
+    cells = re.findall(r"<th scope=row>(\d+\u202f%)</th>((?:<td[^>]*>[^<]*</td>)+)", page)
+    table = {level: re.findall(r"<td[^>]*>([^<]*)", row) for level, row in cells}
+    after_one = ["1", "1\u202fk", "1.4\u202fk", "9.6\u202fkB", "5\u202fG"]
+    after_two = ["2", "2\u202fk", "2.8\u202fk", "19.2\u202fkB", "3.51\u202fT"]
+    assert table == {
+        "30\u202f%": after_one, "40\u202f%": after_one,
+        "50\u202f%": after_two, "60\u202f%": after_two,
+        "70\u202f%": after_two, "80\u202f%": after_two,
+    }  # fmt: skip
+
+
+def test_operations_that_a_client_did_not_count_leave_the_sum_unknown(tmp_path: Path) -> None:
+    tests = [[number, 0, "post", "accuracy", value, 10] for number, value in ACCURACIES]
+    write_csv(tmp_path, "metrics", [*COUNTED, *tests, [2, 5, "train", "loss", 0.5, 10]])
+    run = read_run(tmp_path)
+    assert training_flops(run) == {1: 5e9, 2: None, 3: 1e12}
+    points = curve(measured(run, "accuracy"), "post")
+    assert [entry.flops for entry in spent_before(run, points)] == [5e9, None, None]
+    assert flops_per_round(run) is None
+    page = page_of(tmp_path)
+    assert '<dt>training FLOPs / round</dt><dd><span class="none">not recorded</span>' in page
+
+
+def test_counters_of_training_are_no_loss_terms(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path))
+    assert {"flops", "examples_seen"} <= {row.metric for row in run.metrics}
+    assert list(losses(run)) == ["loss", "loss_ce", "loss_prototype", "server_loss"]
 
 
 def test_closing_evaluation_replaces_the_last_one_measured_after_training(tmp_path: Path) -> None:
