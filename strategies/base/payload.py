@@ -133,20 +133,19 @@ def pack(payload: Any) -> RecordDict:
         manifest.append([key, dtype, list(item.shape)])
         by_dtype.setdefault(dtype, []).append(np.ascontiguousarray(item, dtype=dtype))
     record = ArrayRecord({dtype: _flat_array(dtype, items) for dtype, items in by_dtype.items()})
-    return RecordDict({ARRAYS: record, MANIFEST: ConfigRecord({"entries": json.dumps(manifest)})})
+    text = json.dumps(manifest, separators=(",", ":"))
+    return RecordDict({ARRAYS: record, MANIFEST: ConfigRecord({"entries": text})})
 
 
 def _flat_array(dtype: str, items: list[NDArray[Any]]) -> Array:
     """Join arrays into one flat Flower Array in NumPy's format, copying each element once."""
     total = sum(item.size for item in items)
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        header,
-        {"shape": (total,), "fortran_order": False, "descr": np.dtype(dtype).newbyteorder("<").str},
-    )
-    data = b"".join(
-        [header.getvalue(), *(i.reshape(-1).view(np.uint8).data for i in items if i.size)]
-    )
+    descr = np.dtype(dtype).newbyteorder("<").str
+    # NumPy's own writer pads to 128 bytes, which counts in small messages; 64 keep the alignment.
+    text = f"{{'descr':'{descr}','fortran_order':False,'shape':({total},)}}".encode()
+    text += b" " * (-(len(text) + 11) % 64) + b"\n"
+    header = np.lib.format.magic(1, 0) + len(text).to_bytes(2, "little") + text
+    data = b"".join([header, *(i.reshape(-1).view(np.uint8).data for i in items if i.size)])
     return Array(dtype=dtype, shape=(total,), stype="numpy.ndarray", data=data)
 
 

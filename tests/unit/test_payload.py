@@ -636,7 +636,7 @@ def damage_structure(content: RecordDict, draw: random.Random) -> None:
     )
     data = content[ARRAYS]["float32"].data
     if kind == "header":
-        place = draw.randrange(128)
+        place = draw.randrange(64)
         byte = bytes([draw.randrange(256)])
         with_data(content, "float32", data[:place] + byte + data[place + 1 :])
     elif kind == "length":
@@ -698,7 +698,7 @@ def test_random_values_are_refused_or_well_formed() -> None:
     for _ in range(400):
         content = reply()
         data = bytearray(content[ARRAYS]["float32"].data)
-        data[draw.randrange(128, len(data))] = draw.choice([0x00, 0x7F, 0x80, 0xFF])
+        data[draw.randrange(64, len(data))] = draw.choice([0x00, 0x7F, 0x80, 0xFF])
         with_data(content, "float32", bytes(data))
         try:
             uplink = read(content).uplink
