@@ -21,6 +21,7 @@ from types import FrameType
 
 from filelock import FileLock, Timeout
 
+from server_app.compare.differences import differences, statement
 from server_app.compare.output import markdown, table_cells, write_outputs
 from server_app.compare.plan import Plan, PlannedRun, read_plan
 from server_app.compare.results import Row
@@ -127,6 +128,8 @@ class Comparison:
         rows = self.write()
         say()
         say(markdown(self.plan, *table_cells(self.plan, rows)))
+        for difference in differences(self.plan, rows):
+            say(f"{difference.title}: {statement(difference)}")
         say(f"page: {self.plan.output / self.plan.name}.html")
         for name, reason in self.notes.items():
             say(f"{name}: not complete: {reason}")

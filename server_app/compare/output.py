@@ -6,9 +6,11 @@ import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
 
+from server_app.compare.differences import differences, tables
 from server_app.compare.page import page
 from server_app.compare.plan import Plan
 from server_app.compare.results import NOT_RUN, TARGET_FIELDS, Row, Spread, collect
+from server_app.report.svg import human
 from server_app.run_directory import write_atomically
 
 
@@ -20,6 +22,11 @@ def _percent(value: Spread) -> str:
 def _count(value: Spread) -> str:
     text = f"{value.mean:,.0f}"
     return f"{text} ± {value.std:,.0f}" if value.std else text
+
+
+def _operations(value: Spread) -> str:
+    text = human(value.mean) + (f" ± {human(value.std)}" if value.std else "")
+    return text.replace("\u202f", " ")
 
 
 def _rounds(value: Spread) -> str:
@@ -40,8 +47,10 @@ COLUMNS: dict[str, tuple[str, Callable[[Spread], str]]] = {
     "rounds_to_target": ("rounds to target", _rounds),
     "uplink_to_target": ("uplink scalars to target", _count),
     "downlink_to_target": ("downlink scalars to target", _count),
+    "flops_to_target": ("training FLOPs to target", _operations),
     "uplink_per_round": ("uplink scalars/round", _count),
     "downlink_per_round": ("downlink scalars/round", _count),
+    "flops_per_round": ("FLOPs/round", _operations),
     "round_s": ("s/round", _seconds),
     "total_s": ("s total", _seconds),
 }
@@ -68,10 +77,11 @@ def write_outputs(plan: Plan, states: Mapping[str, str], notes: Mapping[str, str
     rows = collect(plan, states)
     plan.output.mkdir(parents=True, exist_ok=True)
     heads, body = table_cells(plan, rows)
+    found = differences(plan, rows)
     texts = {
-        "md": markdown(plan, heads, body),
+        "md": markdown(plan, heads, body) + tables(found),
         "csv": csv_text(plan, rows),
-        "html": page(plan, states, notes, rows, heads, body, explanation(plan)),
+        "html": page(plan, states, notes, rows, heads, body, explanation(plan), found),
     }
     for suffix, text in texts.items():
         write_atomically(plan.output / f"{plan.name}.{suffix}", text)
@@ -104,7 +114,8 @@ def table_cells(plan: Plan, rows: Sequence[Row]) -> tuple[list[str], list[list[s
 def explanation(plan: Plan) -> str:
     """Say in words what the columns are."""
     target = (
-        f" Target: mean accuracy {100 * plan.target:g} %; scalars of training messages up to then."
+        f" Target: mean accuracy {100 * plan.target:g} %; scalars of training messages "
+        "and FLOPs of all training up to then."
         if plan.target is not None
         else ""
     )
@@ -113,8 +124,10 @@ def explanation(plan: Plan) -> str:
         "with the highest validation accuracy, or test accuracy where nothing is set aside for "
         "validation) are weighted by test examples; mean, spread (standard deviation) and worst "
         "count all clients alike. ± is the sample standard deviation "
-        "over seeds. Scalars are counted as in the methods' papers, over all participants; s/round "
-        f"is the median, s total all rounds without the start of Ray.{target}"
+        "over seeds. Scalars are counted as in the methods' papers, FLOPs (floating-point "
+        "operations of the training steps) by PyTorch's counter, both over all participants of "
+        "the fullest round; s/round is the median, s total all rounds without the start of "
+        f"Ray.{target}"
     )
 
 

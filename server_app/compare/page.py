@@ -1,9 +1,11 @@
-"""A comparison's page: its table, accuracy over rounds by variant, and the state of its runs."""
+"""A comparison's page: accuracy over rounds, differences by client, the table, and its runs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from server_app.compare.bars import CHART_STYLE, bar_chart
+from server_app.compare.differences import Difference
 from server_app.compare.plan import Plan
 from server_app.compare.results import Row, Spread
 from server_app.compare.state import COMPLETE
@@ -30,7 +32,7 @@ PALETTE = (
 _STYLE = (
     "".join(f".q{i}{{--c:{colour}}}" for i, colour in enumerate(PALETTE))
     + ".area{fill:var(--c);opacity:.14}.again{stroke-dasharray:6 4}"
-    ".k.again{border-top-style:dashed}"
+    ".k.again{border-top-style:dashed}" + CHART_STYLE
 )
 
 
@@ -42,6 +44,7 @@ def page(
     heads: Sequence[str],
     body: Sequence[Sequence[str]],
     explanation: str,
+    found: Sequence[Difference] = (),
 ) -> str:
     """Return the whole page as HTML; it makes no request of any kind."""
     done = sum(states.get(run.name) == COMPLETE for run in plan.runs)
@@ -57,6 +60,7 @@ def page(
         f'<span class="pill {css}">{done} of {len(plan.runs)} runs complete</span></div>'
         f"<h1>{esc(plan.name)}</h1></header>\n"
         f'<h2>Accuracy over rounds</h2><div class="charts">{charts(rows)}</div>\n'
+        f"{_differences(found, rows)}"
         f'<h2>Table</h2><p class="note">{esc(explanation)}</p>{_table(heads, body, names)}\n'
         f"<h2>Runs</h2>{_runs(plan, states, notes)}\n"
         "<footer>Written by wildflower compare from the files of the run directories.</footer>\n"
@@ -66,13 +70,26 @@ def page(
 
 def charts(rows: Sequence[Row]) -> str:
     """Return one chart a variant; a method has the same colour in all of them."""
-    labels = list(dict.fromkeys(row.label for row in rows))
-    colours = {label: _colour(index) for index, label in enumerate(labels)}
+    colours = _colours(rows)
     variants = list(dict.fromkeys(row.variant for row in rows))
     return "".join(
         _chart(variant or "All methods", [row for row in rows if row.variant == variant], colours)
         for variant in variants
     )
+
+
+def _differences(found: Sequence[Difference], rows: Sequence[Row]) -> str:
+    """Return the section of the differences by client, if any were asked for."""
+    if not found:
+        return ""
+    colours = _colours(rows)
+    drawn = "".join(bar_chart(d, colours[d.first], colours[d.second]) for d in found)
+    return f'<h2>Differences by client</h2><div class="charts">{drawn}</div>\n'
+
+
+def _colours(rows: Sequence[Row]) -> dict[str, str]:
+    labels = list(dict.fromkeys(row.label for row in rows))
+    return {label: _colour(index) for index, label in enumerate(labels)}
 
 
 def _colour(index: int) -> str:

@@ -18,7 +18,7 @@ DAY = 86_400.0
 
 _FILE_KEYS = (
     "name", "output-dir", "clients", "methods", "seeds", "settings", "variants",
-    "target-accuracy", "parallel-workers", "run-timeout",
+    "target-accuracy", "differences", "parallel-workers", "run-timeout",
 )  # fmt: skip
 _REQUIRED = ("name", "output-dir", "clients", "methods", "seeds")
 
@@ -82,6 +82,8 @@ class Plan:
         In the order in which they run: seed by seed, so that early results span all methods.
     target : float, optional
         Accuracy whose cost is asked for.
+    differences : tuple of (str, str)
+        Pairs of method labels whose accuracies are subtracted client by client.
     workers : int, optional
         Processes that compute clients at once; None is one per core.
     run_timeout : float
@@ -93,6 +95,7 @@ class Plan:
     clients: int
     runs: tuple[PlannedRun, ...]
     target: float | None = None
+    differences: tuple[tuple[str, str], ...] = ()
     workers: int | None = None
     run_timeout: float = DAY
 
@@ -146,6 +149,7 @@ def make_plan(content: object) -> Plan:
         clients=clients,
         runs=tuple(runs),
         target=_optional(top, "target-accuracy", float, 0.0, 1.0),
+        differences=_differences(_list(top.get("differences") or [], "differences"), runs),
         workers=_optional(top, "parallel-workers", int, 1),
         run_timeout=_optional(top, "run-timeout", float, 1.0) or DAY,
     )
@@ -195,6 +199,23 @@ def _variant(item: object) -> Entry:
     _refuse_unknown("key of a variant", fields, ("label", "settings"))
     label = _label(fields.get("label"), "label of a variant")
     return Entry(label, _settings(fields.get("settings"), f"settings of {label}"))
+
+
+def _differences(items: list[Any], runs: list[PlannedRun]) -> tuple[tuple[str, str], ...]:
+    data = {(run.label, run.seed, run.variant): run.run.data_spec for run in runs}
+    labels = list(dict.fromkeys(run.label for run in runs))
+    for item in items:
+        pair = _list(item, "an item of differences")
+        _refuse_unknown("label in differences", pair, labels)
+        if len(pair) != 2 or pair[0] == pair[1]:
+            raise ConfigError(
+                f"differences: accepted are pairs of two different labels, not {pair}"
+            )
+        if any(
+            spec != data[pair[1], *at] for (label, *at), spec in data.items() if label == pair[0]
+        ):
+            raise ConfigError(f"differences: the clients of {' and '.join(pair)} have unlike data")
+    return tuple(dict.fromkeys((pair[0], pair[1]) for pair in items))
 
 
 def _settings(value: object, where: str) -> dict[str, Any]:

@@ -5,16 +5,25 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from server_app.compare.plan import Plan, PlannedRun
 from server_app.compare.state import COMPLETE
+from server_app.recorder import EVALUATION_PHASES
 from server_app.report.data import RunData, read_run
-from server_app.report.stats import Point, curve, main_phase, measured
+from server_app.report.stats import (
+    Point,
+    curve,
+    flops_per_round,
+    main_phase,
+    measured,
+    spent_before,
+)
 
 NOT_EVALUATED, NOT_REACHED, NOT_RUN = "not evaluated", "not reached", "not run"
+NOT_RECORDED = "not recorded"
 
 SUMMARY_FIELDS: dict[str, tuple[str, str]] = {
     "final": ("accuracy", "final"),
@@ -29,7 +38,9 @@ SUMMARY_FIELDS: dict[str, tuple[str, str]] = {
 }
 """Columns that are a value of summary.json: section and key."""
 
-TARGET_FIELDS = ("rounds_to_target", "uplink_to_target", "downlink_to_target")
+FLOPS_FIELD = "flops_per_round"
+
+TARGET_FIELDS = ("rounds_to_target", "uplink_to_target", "downlink_to_target", "flops_to_target")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,10 +53,21 @@ class Spread:
 
 @dataclasses.dataclass(frozen=True)
 class RunResult:
-    """What one complete run contributes: a value by column, None where there is none."""
+    """What one complete run contributes.
 
-    values: Mapping[str, float | None]
+    Attributes
+    ----------
+    values : dict of str to float or str
+        By column: a value, or words for why there is none.
+    points : list of Point
+        Its mean accuracies.
+    final : dict of int to float
+        Accuracy of every client in the last evaluation.
+    """
+
+    values: Mapping[str, float | str]
     points: Sequence[Point]
+    final: Mapping[int, float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +84,8 @@ class Row:
         By column: a value over the complete seeds, or words for why there is none.
     curve : list of (float, Spread)
         Accuracy over rounds, where all complete seeds have a value.
+    finals : dict of int to dict
+        By complete seed: the last accuracy of every client.
     """
 
     variant: str
@@ -71,6 +95,7 @@ class Row:
     planned: int
     cells: Mapping[str, Spread | str]
     curve: Sequence[tuple[float, Spread]]
+    finals: Mapping[int, Mapping[int, float]]
 
 
 def collect(plan: Plan, states: Mapping[str, str]) -> list[Row]:
@@ -80,49 +105,65 @@ def collect(plan: Plan, states: Mapping[str, str]) -> list[Row]:
         groups.setdefault((run.variant, run.label), []).append(run)
     rows = []
     for (variant, label), runs in groups.items():
-        results = [
-            read_result(run.directory, plan.target)
+        by_seed = {
+            run.seed: read_result(run.directory, plan.target)
             for run in runs
             if states.get(run.name) == COMPLETE
-        ]
-        cells, line = _cells(results, plan.target), mean_curve([r.points for r in results])
-        rows.append(Row(variant, label, runs[0].method, len(results), len(runs), cells, line))
+        }
+        results = list(by_seed.values())
+        rows.append(
+            Row(
+                variant=variant,
+                label=label,
+                method=runs[0].method,
+                complete=len(results),
+                planned=len(runs),
+                cells=_cells(results, plan.target),
+                curve=mean_curve([result.points for result in results]),
+                finals={seed: result.final for seed, result in by_seed.items()},
+            )
+        )
     return rows
 
 
 def read_result(directory: Path, target: float | None) -> RunResult:
     """Read one complete run."""
     summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
-    values: dict[str, float | None] = {
-        column: summary[section].get(key) for column, (section, key) in SUMMARY_FIELDS.items()
-    }
+    values: dict[str, float | str] = {}
+    for column, (section, key) in SUMMARY_FIELDS.items():
+        missing = NOT_EVALUATED if section == "accuracy" else NOT_RECORDED
+        values[column] = _or_words(summary[section].get(key), missing)
     run = read_run(directory)
+    values[FLOPS_FIELD] = _or_words(flops_per_round(run), NOT_RECORDED)
     table = measured(run, "accuracy")
     points = curve(table, main_phase(table))
     if target is not None:
         values |= to_target(run, points, target)
-    return RunResult(values, points)
+    last = max(table, key=lambda at: (at[0], EVALUATION_PHASES.index(at[1])), default=None)
+    final = {client: value for client, (value, _) in table[last].items()} if last else {}
+    return RunResult(values, points, final)
 
 
-def to_target(run: RunData, points: Sequence[Point], target: float) -> dict[str, float | None]:
-    """Return rounds and scalars spent when the mean accuracy first reached the target.
+def _or_words(value: float | None, words: str) -> float | str:
+    return words if value is None else value
+
+
+def to_target(run: RunData, points: Sequence[Point], target: float) -> dict[str, float | str]:
+    """Return what training had cost when the mean accuracy first reached the target.
 
     An accuracy measured before the training of round t (`pre`) was reached with t - 1 rounds; one
-    measured after it, and the closing one, with all rounds up to then. Traffic of evaluations is
-    not counted.
+    measured after it, and the closing one, with all rounds up to then. Evaluations cost nothing
+    here.
     """
     first = next((point for point in points if point.mean >= target), None)
     if first is None:
-        return dict.fromkeys(TARGET_FIELDS)
-    rounds = first.x - 1 if first.phase == "pre" else first.x
-    spent = {"uplink": 0.0, "downlink": 0.0}
-    for row in run.traffic:
-        if row.purpose == "train" and row.round <= rounds:
-            spent[row.direction] += row.scalars
+        return dict.fromkeys(TARGET_FIELDS, NOT_REACHED if points else NOT_EVALUATED)
+    (spent,) = spent_before(run, [first])
     return {
-        "rounds_to_target": rounds,
-        "uplink_to_target": spent["uplink"],
-        "downlink_to_target": spent["downlink"],
+        "rounds_to_target": spent.rounds,
+        "uplink_to_target": _or_words(spent.up_scalars, NOT_RECORDED),
+        "downlink_to_target": _or_words(spent.down_scalars, NOT_RECORDED),
+        "flops_to_target": _or_words(spent.flops, NOT_RECORDED),
     }
 
 
@@ -142,18 +183,21 @@ def mean_curve(curves: Sequence[Sequence[Point]]) -> list[tuple[float, Spread]]:
 
 
 def _cells(results: Sequence[RunResult], target: float | None) -> dict[str, Spread | str]:
-    columns = [*SUMMARY_FIELDS, *(TARGET_FIELDS if target is not None else ())]
-    cells: dict[str, Spread | str] = {}
-    for column in columns:
-        found: list[Any] = [r.values[column] for r in results if r.values[column] is not None]
-        if not results:
-            cells[column] = NOT_RUN
-        elif len(found) == len(results):
-            cells[column] = spread(found)
-        elif column in TARGET_FIELDS:
-            reached = f" by {len(results) - len(found)} of {len(results)} seeds"
-            cells[column] = NOT_REACHED + (reached if found else "")
-        else:
-            some = f" in {len(results) - len(found)} of {len(results)} seeds"
-            cells[column] = NOT_EVALUATED + (some if found else "")
-    return cells
+    columns = [*SUMMARY_FIELDS, FLOPS_FIELD, *(TARGET_FIELDS if target is not None else ())]
+    return {
+        column: _cell([result.values[column] for result in results]) if results else NOT_RUN
+        for column in columns
+    }
+
+
+def _cell(values: Sequence[float | str]) -> Spread | str:
+    """Average over seeds, or say for how many of them there is no number and why."""
+    missing = Counter(value for value in values if isinstance(value, str))
+    if not missing:
+        return spread(value for value in values if not isinstance(value, str))
+    if list(missing.values()) == [len(values)]:
+        return next(iter(missing))
+    return ", ".join(
+        f"{words} {'by' if words == NOT_REACHED else 'in'} {count} of {len(values)} seeds"
+        for words, count in missing.items()
+    )

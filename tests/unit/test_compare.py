@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 from server_app.compare import command as compare
+from server_app.compare.differences import Difference, differences, statement, tables
 from server_app.compare.output import markdown, table_cells, write_outputs
 from server_app.compare.plan import Plan, PlannedRun, make_plan, read_plan
 from server_app.compare.results import collect, read_result
@@ -40,12 +42,18 @@ def content(tmp_path: Path, **changes: Any) -> dict[str, Any]:
 
 
 def write_run(
-    run: PlannedRun, accuracies: list[float], *, status: str = "completed", **facts: Any
+    run: PlannedRun,
+    accuracies: list[float],
+    *,
+    offsets: tuple[float, ...] = (-SPREAD / 2, SPREAD / 2),
+    status: str = "completed",
+    **facts: Any,
 ) -> None:
-    """Write the files of a run of two clients with 30 and 10 test examples.
+    """Write the files of a run of clients with 30 and, from the second on, 10 test examples.
 
-    Client 0 is `SPREAD / 2` worse than the given mean, client 1 better; training sends 5 scalars
-    up and 7 down a client and round, evaluation 1000.
+    A client's accuracy is the given one plus its offset: client 0 is `SPREAD / 2` worse, client 1
+    better. Training sends 5 scalars up and 7 down a client and round, evaluation 1000. Client k
+    trains with k + 1 GFLOP in round 1 and 1 GFLOP more in each later round.
     """
     directory = run.directory
     directory.mkdir(parents=True)
@@ -53,9 +61,12 @@ def write_run(
     (directory / "config.json").write_text(json.dumps(info | facts))
     rows: dict[str, list[tuple[Any, ...]]] = {"metrics": [], "traffic": [], "rounds": []}
     for number, mean in enumerate(accuracies, 1):
-        for client, examples in ((0, 30), (1, 10)):
-            value = mean + (SPREAD / 2 if client else -SPREAD / 2)
-            rows["metrics"].append((number, client, "post", "accuracy", value, examples))
+        for client, offset in enumerate(offsets):
+            examples = 10 if client else 30
+            rows["metrics"].append((number, client, "train", "flops", 1e9 * (client + number), 50))
+            rows["metrics"].append(
+                (number, client, "post", "accuracy", round(mean + offset, 9), examples)
+            )
             rows["traffic"].append((number, client, "uplink", 1, 5, 20, "train"))
             rows["traffic"].append((number, client, "downlink", 1, 7, 28, "train"))
             rows["traffic"].append((number, client, "downlink", 1, 1000, 4000, "evaluate"))
@@ -131,6 +142,19 @@ def test_runs_are_named_after_variant_label_and_seed(tmp_path: Path) -> None:
         ({"clients": True}, "clients = True"),
         ({"target_accuracy": 80}, "target-accuracy = 80"),
         ({"output_dir": "here"}, "output-dir = 'here': accepted is an absolute path"),
+        ({"differences": [["fedre", "lokal"]]}, "unknown label in differences; did you mean local"),
+        ({"differences": [["x", "fedre"]]}, "'x': unknown label in differences; known are local, "),
+        ({"differences": ["fedre"]}, "an item of differences = 'fedre': accepted is a list"),
+        ({"differences": "fedre"}, "differences = 'fedre': accepted is a list"),
+        ({"differences": [["fedre"]]}, "accepted are pairs of two different labels, not ['fedre']"),
+        ({"differences": [["fedre", "fedre"]]}, "accepted are pairs of two different labels"),
+        (
+            {
+                "methods": ["local", {"name": "fedre", "overrides": {"alpha": 9.0}}],
+                "differences": [["fedre", "local"]],
+            },
+            "the clients of fedre and local have unlike data",
+        ),
     ],
 )
 def test_what_is_wrong_is_named_before_anything_starts(
@@ -154,7 +178,8 @@ def test_a_file_that_is_no_yaml_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", sorted((REPOSITORY / "deploy/comparisons").glob("*.yaml")))
 def test_the_examples_are_valid(path: Path) -> None:
     content = yaml.safe_load(path.read_text())
-    if missing := set(content["methods"]) - set(method_names()):
+    methods = {m if isinstance(m, str) else m["name"] for m in content["methods"]}
+    if missing := methods - set(method_names()):
         pytest.skip(f"not in this version: {missing}")
     plan = read_plan(path)
     assert plan.name == path.stem
@@ -239,7 +264,12 @@ def test_a_run_gives_rounds_and_scalars_to_the_target(tmp_path: Path) -> None:
     assert values["rounds_to_target"] == 2
     assert values["uplink_to_target"] == 2 * 2 * 5
     assert values["downlink_to_target"] == 2 * 2 * 7
-    assert read_result(run.directory, 0.9).values["rounds_to_target"] is None
+    # 1 + 2 GFLOP in round 1, 2 + 3 in round 2, 3 + 4 in round 3.
+    assert values["flops_to_target"] == 8e9
+    assert values["flops_per_round"] == 7e9
+    values = read_result(run.directory, 0.9).values
+    assert values["rounds_to_target"] == values["flops_to_target"] == "not reached"
+    assert values["flops_per_round"] == 7e9
 
 
 def test_an_accuracy_before_training_counts_the_rounds_before(tmp_path: Path) -> None:
@@ -249,6 +279,42 @@ def test_an_accuracy_before_training_counts_the_rounds_before(tmp_path: Path) ->
     path.write_text(path.read_text().replace("post", "pre"))
     values = read_result(run.directory, 0.5).values
     assert (values["rounds_to_target"], values["uplink_to_target"]) == (1, 10)
+    assert values["flops_to_target"] == 3e9
+
+
+def test_operations_that_were_not_counted_are_named_so(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, methods=["local"], seeds=[0, 1, 2])
+    for run, accuracies in zip(plan.runs, ([0.8], [0.8], [0.1]), strict=True):
+        write_run(run, accuracies)
+    path = plan.runs[0].directory / "metrics.csv"
+    path.write_text(path.read_text().replace("flops", "loss"))
+    values = read_result(path.parent, 0.5).values
+    assert values["flops_to_target"] == values["flops_per_round"] == "not recorded"
+    assert values["uplink_to_target"] == 10
+    (row,) = collect(plan, dict.fromkeys((run.name for run in plan.runs), COMPLETE))
+    assert row.cells["flops_per_round"] == "not recorded in 1 of 3 seeds"
+    assert row.cells["flops_to_target"] == (
+        "not recorded in 1 of 3 seeds, not reached by 1 of 3 seeds"
+    )
+    assert row.cells["uplink_to_target"] == "not reached by 1 of 3 seeds"
+
+
+def test_operations_are_written_with_prefixes_or_words(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, methods=["local", "fedre"], seeds=[0])
+    write_run(plan.runs[0], [0.3, 0.6, 0.8])
+    write_run(plan.runs[1], [0.1, 0.1, 0.2])
+    rows = write_outputs(plan, check_states(plan), {})
+    heads, (local, fedre) = table_cells(plan, rows)
+    to_target, per_round = heads.index("training FLOPs to target"), heads.index("FLOPs/round")
+    # The weighted mean of round 2 is 0.6 - SPREAD / 4, above the target.
+    assert (local[to_target], local[per_round]) == ("8 G", "7 G")
+    assert (fedre[to_target], fedre[per_round]) == ("not reached", "7 G")
+    with (tmp_path / "try.csv").open(newline="") as file:
+        found = [(row["flops_to_target"], row["flops_per_round"]) for row in csv.DictReader(file)]
+    assert found == [("8000000000.0", "7000000000.0"), ("not reached", "7000000000.0")]
+    html = (tmp_path / "try.html").read_text()
+    assert '<th class="">training FLOPs to target</th>' in html
+    assert '<td class="">8 G</td>' in html
 
 
 def test_seeds_are_averaged_and_words_stand_for_what_is_not_there(tmp_path: Path) -> None:
@@ -305,6 +371,140 @@ def test_table_and_page_are_written(tmp_path: Path) -> None:
     assert "fedre (1 of 2 seeds)" in html
     assert not any(word in html for word in ("http://", "https://", "<script", "nan"))
     assert not list(tmp_path.glob("*.partial"))
+
+
+# -- differences by client -----------------------------------------------------------------------
+
+
+def differing(tmp_path: Path, **changes: Any) -> tuple[Plan, Difference]:
+    """Three clients, two seeds: fedre minus local is 0.2, -0.1, 0 and then 0.1, -0.2, 0."""
+    pairs = {"differences": [["fedre", "local"]], "clients": 3, "seeds": [0, 1]}
+    plan = plan_of(tmp_path, **pairs | changes)
+    by_name = {run.name: run for run in plan.runs}
+    write_run(by_name["try-local-seed0"], [0.1, 0.5], offsets=(0.0, 0.3, 0.1), clients=3)
+    write_run(by_name["try-fedre-seed0"], [0.1, 0.5], offsets=(0.2, 0.2, 0.1), clients=3)
+    write_run(by_name["try-local-seed1"], [0.9, 0.6], offsets=(0.0, 0.3, 0.1), clients=3)
+    write_run(by_name["try-fedre-seed1"], [0.1, 0.6], offsets=(0.1, 0.1, 0.1), clients=3)
+    (found,) = differences(plan, collect(plan, complete_of(plan)))
+    return plan, found
+
+
+def complete_of(plan: Plan) -> dict[str, str]:
+    return {run.name: COMPLETE for run in plan.runs if (run.directory / "summary.json").is_file()}
+
+
+def test_final_accuracies_are_subtracted_client_by_client(tmp_path: Path) -> None:
+    _, found = differing(tmp_path)
+    assert (found.shared, found.planned, found.missing) == (2, 2, [])
+    rows = [(row.client, row.first, row.second, row.seeds) for row in found.clients]
+    assert rows == [
+        (0, pytest.approx(0.7), pytest.approx(0.55), 2),
+        (1, pytest.approx(0.7), pytest.approx(0.85), 2),
+        (2, pytest.approx(0.65), pytest.approx(0.65), 2),
+    ]
+    means = [row.difference.mean for row in found.clients]
+    assert means == pytest.approx([0.15, -0.15, 0.0])
+    stds = [row.difference.std for row in found.clients]
+    assert stds == pytest.approx([math.sqrt(0.005), math.sqrt(0.005), 0.0])
+    assert statement(found) == (
+        "fedre is better on 1 of 3 clients, equal on 1, mean difference 0.00 points"
+    )
+    lines = tables([found]).splitlines()
+    assert "### fedre minus local" in lines
+    assert "| client | fedre % | local % | difference, points | seeds |" in lines
+    assert lines[-3:] == [
+        "| 0 | 70.00 | 55.00 | +15.00 ± 7.07 | 2 of 2 |",
+        "| 1 | 70.00 | 85.00 | -15.00 ± 7.07 | 2 of 2 |",
+        "| 2 | 65.00 | 65.00 | 0.00 ± 0.00 | 2 of 2 |",
+    ]
+
+
+def test_only_seeds_that_both_have_complete_count(tmp_path: Path) -> None:
+    plan, found = differing(tmp_path, seeds=[0, 1, 2])
+    write_run(plan.runs[-1], [0.9, 0.9], offsets=(0.1, 0.1, 0.1), clients=3)
+    (again,) = differences(plan, collect(plan, complete_of(plan)))
+    assert again.complete == (3, 2)
+    assert again.clients == found.clients
+    assert statement(again).endswith("mean difference 0.00 points (2 of 3 seeds)")
+
+
+def test_the_closing_evaluation_is_the_final_one(tmp_path: Path) -> None:
+    plan, _ = differing(tmp_path)
+    for run in plan.runs:
+        with (run.directory / "metrics.csv").open("a") as file:
+            value = 0.75 if run.label == "fedre" else 0.5
+            file.writelines(f"2,{client},final,accuracy,{value},10\n" for client in range(2))
+    (found,) = differences(plan, collect(plan, complete_of(plan)))
+    assert [(row.client, row.difference.mean) for row in found.clients] == [(0, 0.25), (1, 0.25)]
+    assert found.missing == [2]
+    assert statement(found) == (
+        "fedre is better on 2 of 2 clients, mean difference +25.00 points; not evaluated: client 2"
+    )
+
+
+def test_without_a_seed_complete_for_both_there_is_no_number(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, differences=[["fedre", "local"]])
+    by_name = {run.name: run for run in plan.runs}
+    write_run(by_name["try-fedre-seed0"], [0.5])
+    write_run(by_name["try-local-seed1"], [0.5])
+    write_run(by_name["try-local-seed0"], [0.5], status="running")
+    rows = write_outputs(plan, complete_of(plan), {})
+    (found,) = differences(plan, rows)
+    assert (found.shared, found.clients, found.missing) == (0, [], [])
+    words = "not complete: no seed is complete for both (fedre 1 of 2, local 1 of 2)"
+    assert statement(found) == words
+    text = (tmp_path / "try.md").read_text()
+    assert text.endswith(f"### fedre minus local\n\n{words}.\n")
+    html = (tmp_path / "try.html").read_text()
+    assert f'<h3>fedre minus local</h3></figcaption><p class="void">{words}</p>' in html
+
+
+def test_bars_are_sorted_and_coloured_by_the_better_method(tmp_path: Path) -> None:
+    plan, _ = differing(tmp_path)
+    write_outputs(plan, complete_of(plan), {})
+    html = (tmp_path / "try.html").read_text()
+    section = html.split("<h2>Differences by client</h2>")[1].split("<h2>")[0]
+    pattern = r'<rect class="bar (\w+)" x="([\d.]+)" y="([\d.]+)" width="[\d.]+" height="([\d.]+)">'
+    bars = re.findall(pattern + r"<title>client (\d): (\S+) points", section)
+    # local is the first method of the file, so its colour is q0.
+    assert [(bar[0], bar[4], bar[5]) for bar in bars] == [
+        ("q1", "0", "+15.00"), ("equal", "2", "0.00"), ("q0", "1", "-15.00"),
+    ]  # fmt: skip
+    places, tops, heights = (
+        [float(bar[index]) for bar in bars] for index in (1, 2, 3)
+    )  # fmt: skip
+    assert places == sorted(places)
+    zero = float(re.findall(r'class="zero" d="M\d+ ([\d.]+)H', section)[0])
+    assert tops[0] + heights[0] == pytest.approx(zero, abs=0.11)
+    assert tops[2] == pytest.approx(zero, abs=0.11)
+    assert heights[0] == pytest.approx(heights[2], abs=0.11)
+    assert "fedre is better on 1 of 3 clients, equal on 1, mean difference 0.00 points." in section
+
+
+def test_every_variant_has_its_own_differences(tmp_path: Path) -> None:
+    plan = plan_of(
+        tmp_path,
+        differences=[["fedre", "local"], ["local", "fedre"], ["fedre", "local"]],
+        variants=[{"label": "few"}, {"label": "many"}],
+        seeds=[0],
+    )
+    for run in plan.runs:
+        write_run(run, [0.5 if run.label == "fedre" or run.variant == "many" else 0.25])
+    found = differences(plan, collect(plan, complete_of(plan)))
+    assert [(d.title, *(row.difference.mean for row in d.clients)) for d in found] == [
+        ("fedre minus local, few", 0.25, 0.25),
+        ("fedre minus local, many", 0.0, 0.0),
+        ("local minus fedre, few", -0.25, -0.25),
+        ("local minus fedre, many", 0.0, 0.0),
+    ]
+    assert found[0].clients[0].difference.std is None
+
+
+def test_without_the_key_there_are_no_differences(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+    write_outputs(plan, {}, {})
+    assert tables(differences(plan, collect(plan, {}))) == ""
+    assert "Differences" not in (tmp_path / "try.html").read_text()
 
 
 def test_without_a_target_its_columns_are_gone(tmp_path: Path) -> None:
