@@ -56,10 +56,8 @@ def bar_chart(found: Difference, first: str, second: str) -> str:
     for place, row in enumerate(rows):
         _bar(plot, place, row, found, {1: first, -1: second, 0: "equal"})
     plot.parts.append(f'<path class="zero" d="M{LEFT} {plot.y(0):.1f}H{RIGHT}"/>')
-    legend = [
-        (f"k bar {first}", f"{found.first} is better"),
-        (f"k bar {second}", f"{found.second} is better"),
-    ]
+    labels = ((first, found.first), (second, found.second))
+    legend = [(f"k bar {css}", f"{label} is better") for css, label in labels]
     note = (
         f"{statement(found)}. Final accuracy in percentage points, mean over the seeds that are "
         "complete for both."

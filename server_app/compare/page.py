@@ -32,7 +32,9 @@ PALETTE = (
 _STYLE = (
     "".join(f".q{i}{{--c:{colour}}}" for i, colour in enumerate(PALETTE))
     + ".area{fill:var(--c);opacity:.14}.again{stroke-dasharray:6 4}"
-    ".k.again{border-top-style:dashed}" + CHART_STYLE
+    ".k.again{border-top-style:dashed}"
+    ".results th,.results td.none{white-space:normal;min-width:92px}"
+    ".results th{vertical-align:bottom;line-height:1.3}" + CHART_STYLE
 )
 
 
@@ -151,7 +153,7 @@ def _table(heads: Sequence[str], body: Sequence[Sequence[str]], names: int) -> s
         for cells in body
     )
     return (
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
+        f'<div class="scroll"><table class="results"><thead><tr>{head}</tr></thead>'
         f"<tbody>{lines}</tbody></table></div>"
     )
 
