@@ -10,31 +10,25 @@ says how to cut the flat arrays up again.
 from __future__ import annotations
 
 import dataclasses
-import io
-import json
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import RecordDict
 from numpy.typing import NDArray
 
-ARRAYS = "arrays"
-MANIFEST = "manifest"
-MOST_DIMS, LARGEST_DIM = 32, 2**48
-"""Bounds of a received shape, so that arithmetic on it stays small."""
-DTYPES = ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
+from strategies.base.wire import ARRAYS, DTYPES, MANIFEST, PayloadError, read_entries, write_entries
+
+__all__ = [
+    "ARRAYS", "DTYPES", "MANIFEST", "ArrayRule", "PayloadError", "Shape", "Template", "array",
+    "arrays", "count_scalars", "pack", "rules_of", "unpack",
+]  # fmt: skip
 
 Shape = tuple[int, ...]
 Template = Mapping[str, tuple[Shape, str]]
 """Expected shape and dtype of every entry of an `arrays` field."""
 
 T = TypeVar("T")
-
-
-class PayloadError(ValueError):
-    """A payload is not what its declaration says; the text names the key."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,8 +114,7 @@ def pack(payload: Any) -> RecordDict:
         If an array has a dtype that does not travel (such as object) or does not fit the
         declared one, naming the key.
     """
-    manifest: list[list[Any]] = []
-    by_dtype: dict[str, list[NDArray[Any]]] = {}
+    entries: list[tuple[str, NDArray[Any]]] = []
     for key, rule, item in _entries(payload):
         dtype = item.dtype.name if rule.mapping else rule.dtype
         if dtype not in DTYPES:
@@ -129,24 +122,8 @@ def pack(payload: Any) -> RecordDict:
         # Class ids given as 1.7 must not arrive as 1; an empty list is float64 to NumPy.
         if item.size and not np.can_cast(item.dtype, dtype, "same_kind"):
             raise PayloadError(f"{key}: dtype {item.dtype.name}, declared {dtype}")
-        # ascontiguousarray would turn a scalar into a vector, so the shape is taken first.
-        manifest.append([key, dtype, list(item.shape)])
-        by_dtype.setdefault(dtype, []).append(np.ascontiguousarray(item, dtype=dtype))
-    record = ArrayRecord({dtype: _flat_array(dtype, items) for dtype, items in by_dtype.items()})
-    text = json.dumps(manifest, separators=(",", ":"))
-    return RecordDict({ARRAYS: record, MANIFEST: ConfigRecord({"entries": text})})
-
-
-def _flat_array(dtype: str, items: list[NDArray[Any]]) -> Array:
-    """Join arrays into one flat Flower Array in NumPy's format, copying each element once."""
-    total = sum(item.size for item in items)
-    descr = np.dtype(dtype).newbyteorder("<").str
-    # NumPy's own writer pads to 128 bytes, which counts in small messages; 64 keep the alignment.
-    text = f"{{'descr':'{descr}','fortran_order':False,'shape':({total},)}}".encode()
-    text += b" " * (-(len(text) + 11) % 64) + b"\n"
-    header = np.lib.format.magic(1, 0) + len(text).to_bytes(2, "little") + text
-    data = b"".join([header, *(i.reshape(-1).view(np.uint8).data for i in items if i.size)])
-    return Array(dtype=dtype, shape=(total,), stype="numpy.ndarray", data=data)
+        entries.append((key, item.astype(dtype, copy=False)))
+    return write_entries(entries)
 
 
 def unpack(
@@ -174,7 +151,7 @@ def unpack(
         Naming the key and what was expected and found: missing or undeclared keys, dtype, shape,
         values that are not finite or out of range.
     """
-    found = _cut(content)
+    found = read_entries(content)
     sizes = dict(dims)
     values: dict[str, Any] = {}
     for name, rule in rules_of(cls).items():
@@ -191,86 +168,6 @@ def unpack(
     if found:
         raise PayloadError(f"{sorted(found)[0]}: key is not declared by {cls.__qualname__}")
     return cls(**values)
-
-
-def _cut(content: RecordDict) -> dict[str, NDArray[Any]]:
-    """Cut the flat arrays up into the manifest's entries."""
-    manifest = _read_manifest(content)
-    record = content.array_records.get(ARRAYS)
-    flats = {dtype: _read_flat(dtype, item) for dtype, item in (record or {}).items()}
-    offsets = dict.fromkeys(flats, 0)
-    entries: dict[str, NDArray[Any]] = {}
-    for key, dtype, shape in manifest:
-        if key in entries:
-            raise PayloadError(f"{key}: key appears twice in the manifest")
-        if dtype not in flats:
-            raise PayloadError(f"{key}: no array of dtype {dtype} was received")
-        size = math.prod(shape)
-        start = offsets[dtype]
-        if start + size > flats[dtype].size:
-            raise PayloadError(
-                f"{key}: shape {tuple(shape)} needs {size} elements, "
-                f"{flats[dtype].size - start} are left of dtype {dtype}"
-            )
-        try:
-            entries[key] = flats[dtype][start : start + size].reshape(shape)
-        except ValueError as error:  # empty, and yet too large: (0, 2**62)
-            raise PayloadError(f"{key}: impossible shape {tuple(shape)} ({error})") from error
-        offsets[dtype] = start + size
-    for dtype, flat in flats.items():
-        if offsets[dtype] != flat.size:
-            raise PayloadError(f"{dtype}: {flat.size - offsets[dtype]} elements are in no key")
-    return entries
-
-
-def _read_manifest(content: RecordDict) -> list[tuple[str, str, list[int]]]:
-    text = content.config_records.get(MANIFEST, ConfigRecord()).get("entries")
-    if not isinstance(text, str):
-        raise PayloadError(f"{MANIFEST}: missing, or not a text")
-    try:
-        manifest = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise PayloadError(f"{MANIFEST}: not readable as JSON ({error})") from error
-    if not isinstance(manifest, list):
-        raise PayloadError(f"{MANIFEST}: not a list")
-    for entry in manifest:
-        well_formed = (
-            isinstance(entry, list)
-            and len(entry) == 3
-            and _is_name(entry[0])
-            and _is_name(entry[1])
-            and isinstance(entry[2], list)
-            and len(entry[2]) <= MOST_DIMS
-            and all(type(n) is int and 0 <= n < LARGEST_DIM for n in entry[2])
-        )
-        if not well_formed:
-            raise PayloadError(f"{MANIFEST}: entry {str(entry)[:80]} is not [key, dtype, shape]")
-    return manifest
-
-
-def _is_name(text: object) -> bool:
-    """Say whether a received text may appear in logs and files: short, one line, no surrogates."""
-    return isinstance(text, str) and 0 < len(text) <= 500 and text.isprintable()
-
-
-def _read_flat(dtype: str, item: Array) -> NDArray[Any]:
-    """View a Flower Array's bytes as a flat NumPy array without copying or unpickling."""
-    if dtype not in DTYPES:
-        raise PayloadError(f"{dtype}: dtype does not travel; accepted are {', '.join(DTYPES)}")
-    stream = io.BytesIO(item.data[:4096])
-    try:
-        version = np.lib.format.read_magic(stream)
-        shape, _, found = np.lib.format.read_array_header_1_0(stream)
-    except Exception as error:  # NumPy's parser lets more than ValueError through
-        raise PayloadError(f"{dtype}: array is not in NumPy's format ({error!r:.200})") from error
-    if version != (1, 0):
-        raise PayloadError(f"{dtype}: array is in NumPy's format {version}, expected (1, 0)")
-    body = len(item.data) - stream.tell()
-    if found != np.dtype(dtype).newbyteorder("<") or len(shape) != 1:
-        raise PayloadError(f"{dtype}: received dtype {found} with shape {shape}")
-    if body != shape[0] * found.itemsize:
-        raise PayloadError(f"{dtype}: header says {shape[0]} elements, {body} bytes follow")
-    return np.frombuffer(item.data, dtype=found, offset=stream.tell())
 
 
 def _take(
