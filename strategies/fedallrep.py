@@ -72,6 +72,10 @@ class Uplink:
     labels: NDArray[np.int64] = array("n", dtype="int64", minimum=0, below="C")
 
 
+Downlink = HeadPayload
+"""What every client receives: the head, weight W (C, d) and bias b (C,)."""
+
+
 @dataclasses.dataclass
 class ClientState:
     """The personal model."""
@@ -87,17 +91,17 @@ def join_uplinks(uplinks: Iterable[Uplink]) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(representations), torch.from_numpy(labels)
 
 
-class Client(ClientHalf[ClientState, HeadPayload, Uplink]):
+class Client(ClientHalf[ClientState, Downlink, Uplink]):
     """Client half: local training with cross entropy, then all representations."""
 
     def build(self, context: ClientContext) -> ClientState:
         return ClientState(context.build_model(mapping=context.config.mapping))
 
-    def receive(self, context: ClientContext, state: ClientState, downlink: HeadPayload) -> None:
+    def receive(self, context: ClientContext, state: ClientState, downlink: Downlink) -> None:
         load_head(state.model.head, downlink.head_weight, downlink.head_bias)
 
     def train(
-        self, context: ClientContext, state: ClientState, downlink: HeadPayload
+        self, context: ClientContext, state: ClientState, downlink: Downlink
     ) -> tuple[Uplink, dict[str, float]]:
         def loss(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
             return {"loss_ce": F.cross_entropy(state.model(images), labels)}
@@ -106,9 +110,7 @@ class Client(ClientHalf[ClientState, HeadPayload, Uplink]):
         representations, labels = collect_representations(context, state.model)
         return Uplink(representations.numpy(), labels.numpy()), metrics
 
-    def predict(
-        self, state: ClientState, downlink: HeadPayload, images: Tensor
-    ) -> dict[str, Tensor]:
+    def predict(self, state: ClientState, downlink: Downlink, images: Tensor) -> dict[str, Tensor]:
         return {"accuracy": state.model(images)}
 
 
@@ -127,7 +129,7 @@ METHOD = register(
         summary="all representations of all clients train a shared head: FedRE's upper bound",
         config=Config,
         uplink=Uplink,
-        downlink=HeadPayload,
+        downlink=Downlink,
         client=Client,
         server=Server,
         training=Training(optimizer="sgd", lr=0.06),

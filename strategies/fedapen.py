@@ -47,8 +47,8 @@ from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.method import Method, Training, register
 from strategies.base.options import option
 from strategies.base.payload import Template
+from strategies.base.small_model import SmallModelPayload, SmallModelServer, imitation
 from strategies.base.weights import load_arrays, state_arrays, state_template
-from strategies.fml import Downlink, Server, Uplink, imitation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +81,11 @@ class Config:
     lr_decay: float = option(0.99, above=0, maximum=1)
     clip_norm: float = option(0.0, minimum=0)
     mean: str = option("uniform", "weighted")
+
+
+Uplink = SmallModelPayload
+Downlink = SmallModelPayload
+"""What travels both ways: the small model's state theta."""
 
 
 @dataclasses.dataclass
@@ -239,6 +244,10 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
             parts.append((pair[0].float().cpu(), pair[1].float().cpu(), labels.cpu()))
         private, shared, targets = (torch.cat(column) for column in zip(*parts, strict=True))
         return private, shared, targets
+
+
+class Server(SmallModelServer):
+    """Server half: one shared model, the mean of the round's."""
 
 
 METHOD = register(

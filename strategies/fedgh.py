@@ -80,6 +80,10 @@ class Uplink:
     prototypes: NDArray[np.float32] = array("m", "d")
 
 
+Downlink = HeadPayload
+"""What every client receives: the head, weight W (C, d) and bias b (C,)."""
+
+
 @dataclasses.dataclass
 class ClientState:
     """The personal model."""
@@ -141,17 +145,17 @@ def fit_head(
     return weight, bias, loss
 
 
-class Client(ClientHalf[ClientState, HeadPayload, Uplink]):
+class Client(ClientHalf[ClientState, Downlink, Uplink]):
     """Client half: local training with cross entropy, then prototypes."""
 
     def build(self, context: ClientContext) -> ClientState:
         return ClientState(context.build_model())
 
-    def receive(self, context: ClientContext, state: ClientState, downlink: HeadPayload) -> None:
+    def receive(self, context: ClientContext, state: ClientState, downlink: Downlink) -> None:
         load_head(state.model.head, downlink.head_weight, downlink.head_bias)
 
     def train(
-        self, context: ClientContext, state: ClientState, downlink: HeadPayload
+        self, context: ClientContext, state: ClientState, downlink: Downlink
     ) -> tuple[Uplink, dict[str, float]]:
         def loss(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
             return {"loss_ce": F.cross_entropy(state.model(images), labels)}
@@ -161,9 +165,7 @@ class Client(ClientHalf[ClientState, HeadPayload, Uplink]):
         class_ids, prototypes, _ = class_means(*collect_representations(context, state.model))
         return Uplink(class_ids, prototypes), metrics
 
-    def predict(
-        self, state: ClientState, downlink: HeadPayload, images: Tensor
-    ) -> dict[str, Tensor]:
+    def predict(self, state: ClientState, downlink: Downlink, images: Tensor) -> dict[str, Tensor]:
         return {"accuracy": state.model(images)}
 
 
@@ -188,7 +190,7 @@ METHOD = register(
         summary="the class prototypes of all clients train a shared head",
         config=Config,
         uplink=Uplink,
-        downlink=HeadPayload,
+        downlink=Downlink,
         client=Client,
         server=Server,
         training=Training(optimizer="sgd", lr=0.01),

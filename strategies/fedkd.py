@@ -56,8 +56,8 @@ from strategies.base.payload import PayloadError, array
 from strategies.base.rng import SERVER, derive_seed, isolated_torch_rng
 from strategies.base.run_config import RunConfig
 from strategies.base.server import ServerHalf
+from strategies.base.small_model import imitation
 from strategies.base.weights import State, StateArrays, load_arrays, mean_states, state_arrays
-from strategies.fml import imitation
 
 
 @dataclasses.dataclass(frozen=True)

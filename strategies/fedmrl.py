@@ -35,25 +35,22 @@ HtFLlib never stores the trained projector, and averages uniformly (option `mean
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from client_app.training import train_epochs
-from models import InputShape, SplitModel
+from models import SplitModel
 from models.small import SMALL_MODELS, build_small_model
 from strategies.base.client import ClientContext, ClientHalf
-from strategies.base.exchange import Card, ClientUpdate
+from strategies.base.exchange import Card
 from strategies.base.method import Method, Training, register
 from strategies.base.options import ConfigError, option
-from strategies.base.payload import Template, arrays
-from strategies.base.rng import SERVER, derive_seed, isolated_torch_rng
-from strategies.base.server import ServerHalf
-from strategies.base.weights import load_arrays, mean_states, state_arrays, state_template
+from strategies.base.payload import Template
+from strategies.base.small_model import SmallModelPayload, SmallModelServer
+from strategies.base.weights import load_arrays, state_arrays, state_template
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,25 +100,9 @@ class Config:
         return "none" if self.without_mrl else "tied" if self.tie_heads else "own"
 
 
-@dataclasses.dataclass
-class Uplink:
-    """What a participant sends: its trained small model."""
-
-    theta: Mapping[str, NDArray[Any]] = arrays()
-
-
-@dataclasses.dataclass
-class Downlink:
-    """What every client receives: the averaged small model."""
-
-    theta: Mapping[str, NDArray[Any]] = arrays()
-
-
-@dataclasses.dataclass
-class ServerState:
-    """The averaged small model: those entries of its state that are exchanged."""
-
-    theta: dict[str, Tensor]
+Uplink = SmallModelPayload
+Downlink = SmallModelPayload
+"""What travels both ways: the small model's state theta."""
 
 
 @dataclasses.dataclass
@@ -226,7 +207,7 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
         return scores
 
 
-class Server(ServerHalf[ServerState]):
+class Server(SmallModelServer):
     """Server half: one small model, the mean of the round's."""
 
     def check(self, card: Card) -> str | None:
@@ -238,25 +219,12 @@ class Server(ServerHalf[ServerState]):
             )
         return super().check(card)
 
-    def initial_state(self) -> ServerState:
-        card = next(iter(self.cards.values()))
-        shape = InputShape(card.channels, card.image_size, card.num_classes)
-        with isolated_torch_rng(derive_seed(self.run.seed, SERVER, 0, "small-model")):
-            small = build_small_model(self.config.small_model, shape, self.config.d1)
-        return ServerState(exchanged(small, self.config.small_head))
+    @property
+    def small_width(self) -> int:
+        return int(self.config.d1)
 
-    def templates(self, card: Card) -> Mapping[str, Template]:
-        return {"theta": state_template(self.state.theta)}
-
-    def common_downlink(self, server_round: int) -> Downlink:
-        return Downlink({name: item.numpy() for name, item in self.state.theta.items()})
-
-    def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
-        weighted = self.config.mean == "weighted"
-        self.state = ServerState(
-            mean_states((u.uplink.theta, u.num_examples if weighted else 1) for u in updates)
-        )
-        return {}
+    def exchanged(self, small: SplitModel) -> dict[str, Tensor]:
+        return exchanged(small, self.config.small_head)
 
 
 METHOD = register(

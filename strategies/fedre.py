@@ -82,6 +82,10 @@ class Uplink:
     entangled_label: NDArray[np.float32] = array("C", counted=False, minimum=0)
 
 
+Downlink = HeadPayload
+"""What every client receives: the head, weight W (C, d) and bias b (C,)."""
+
+
 @dataclasses.dataclass
 class ClientState:
     """The personal model, and with `resample = false` the weights w^k, (C,) or (n_k,)."""
@@ -189,17 +193,17 @@ def entangle(
     return mixed.float().numpy(), label.float().numpy()
 
 
-class Client(ClientHalf[ClientState, HeadPayload, Uplink]):
+class Client(ClientHalf[ClientState, Downlink, Uplink]):
     """Client half: local training with cross entropy, then entanglement."""
 
     def build(self, context: ClientContext) -> ClientState:
         return ClientState(context.build_model(mapping=context.config.mapping))
 
-    def receive(self, context: ClientContext, state: ClientState, downlink: HeadPayload) -> None:
+    def receive(self, context: ClientContext, state: ClientState, downlink: Downlink) -> None:
         load_head(state.model.head, downlink.head_weight, downlink.head_bias)
 
     def train(
-        self, context: ClientContext, state: ClientState, downlink: HeadPayload
+        self, context: ClientContext, state: ClientState, downlink: Downlink
     ) -> tuple[Uplink, dict[str, float]]:
         def loss(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
             return {"loss_ce": F.cross_entropy(state.model(images), labels)}
@@ -217,9 +221,7 @@ class Client(ClientHalf[ClientState, HeadPayload, Uplink]):
         )
         return Uplink(*entangle(representations, labels, weights, classes)), metrics
 
-    def predict(
-        self, state: ClientState, downlink: HeadPayload, images: Tensor
-    ) -> dict[str, Tensor]:
+    def predict(self, state: ClientState, downlink: Downlink, images: Tensor) -> dict[str, Tensor]:
         return {"accuracy": state.model(images)}
 
     def _draws(
@@ -254,7 +256,7 @@ METHOD = register(
         summary="one randomly entangled representation per client trains a shared head",
         config=Config,
         uplink=Uplink,
-        downlink=HeadPayload,
+        downlink=Downlink,
         client=Client,
         server=Server,
         training=Training(optimizer="sgd", lr=0.06),

@@ -26,29 +26,21 @@ benchmark the gradient of each model is clipped to 10.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from client_app.training import train_epochs
-from models import InputShape, SplitModel
+from models import SplitModel
 from models.small import build_small_model
 from strategies.base.client import ClientContext, ClientHalf
-from strategies.base.exchange import Card, ClientUpdate
 from strategies.base.method import Method, Training, register
 from strategies.base.options import option
-from strategies.base.payload import Template, arrays
-from strategies.base.rng import SERVER, derive_seed, isolated_torch_rng
-from strategies.base.server import ServerHalf
-from strategies.base.weights import (
-    StateArrays,
-    load_arrays,
-    mean_states,
-    state_arrays,
-    state_template,
-)
+from strategies.base.payload import Template
+from strategies.base.small_model import SmallModelPayload, SmallModelServer, imitation
+from strategies.base.weights import load_arrays, state_arrays, state_template
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,25 +66,9 @@ class Config:
     mean: str = option("weighted", "uniform")
 
 
-@dataclasses.dataclass
-class Uplink:
-    """What a participant sends: its trained meme."""
-
-    theta: StateArrays = arrays()
-
-
-@dataclasses.dataclass
-class Downlink:
-    """What every client receives: the averaged meme."""
-
-    theta: StateArrays = arrays()
-
-
-@dataclasses.dataclass
-class ServerState:
-    """The averaged meme, theta."""
-
-    theta: dict[str, Tensor]
+Uplink = SmallModelPayload
+Downlink = SmallModelPayload
+"""What travels both ways: the small model's state theta."""
 
 
 @dataclasses.dataclass
@@ -101,16 +77,6 @@ class ClientState:
 
     model: SplitModel
     meme: SplitModel
-
-
-def imitation(target_logits: Tensor, logits: Tensor) -> Tensor:
-    """Return KL(softmax(target) || softmax(logits)), the mean over the batch, in float32.
-
-    Both are (B, C). The target is a constant: no gradient flows into it.
-    """
-    target = F.log_softmax(target_logits.detach().float(), dim=1)
-    own = F.log_softmax(logits.float(), dim=1)
-    return F.kl_div(own, target, reduction="batchmean", log_target=True)
 
 
 def mutual_terms(
@@ -159,27 +125,8 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
         return build_small_model(context.config.small_model, context.shape, width)
 
 
-class Server(ServerHalf[ServerState]):
+class Server(SmallModelServer):
     """Server half: one meme, the mean of the round's memes."""
-
-    def initial_state(self) -> ServerState:
-        card = next(iter(self.cards.values()))
-        shape = InputShape(card.channels, card.image_size, card.num_classes)
-        with isolated_torch_rng(derive_seed(self.run.seed, SERVER, 0, "small-model")):
-            model = build_small_model(self.config.small_model, shape, self.run.feature_dim)
-        return ServerState({name: item.detach() for name, item in model.state_dict().items()})
-
-    def common_downlink(self, server_round: int) -> Downlink:
-        return Downlink(state_arrays(self.state.theta))
-
-    def templates(self, card: Card) -> Mapping[str, Template]:
-        return {"theta": state_template(self.state.theta)}
-
-    def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
-        weighted = self.config.mean == "weighted"
-        received = ((u.uplink.theta, u.num_examples if weighted else 1) for u in updates)
-        self.state = ServerState(mean_states(received))
-        return {}
 
 
 METHOD = register(

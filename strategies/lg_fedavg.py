@@ -40,6 +40,11 @@ class Config:
     """LG-FedAvg has no options of its own."""
 
 
+Uplink = HeadPayload
+Downlink = HeadPayload
+"""What travels both ways: a head, weight (C, d) and bias (C,)."""
+
+
 @dataclasses.dataclass
 class ClientState:
     """The personal model."""
@@ -47,12 +52,12 @@ class ClientState:
     model: SplitModel
 
 
-def average_heads(heads: Iterable[tuple[HeadPayload, int]]) -> tuple[Tensor, Tensor]:
+def average_heads(heads: Iterable[tuple[Uplink, int]]) -> tuple[Tensor, Tensor]:
     """Average heads weighted by examples: sum_k (n_k / n) head_k.
 
     Parameters
     ----------
-    heads : iterable of (HeadPayload, int)
+    heads : iterable of (Uplink, int)
         Heads and their n_k >= 1, at least one pair. Read once and not kept: the memory needed
         does not grow with the number of clients.
 
@@ -72,27 +77,25 @@ def average_heads(heads: Iterable[tuple[HeadPayload, int]]) -> tuple[Tensor, Ten
     return torch.as_tensor(weight / examples).float(), torch.as_tensor(bias / examples).float()
 
 
-class Client(ClientHalf[ClientState, HeadPayload, HeadPayload]):
+class Client(ClientHalf[ClientState, Downlink, Uplink]):
     """Client half: local training with cross entropy from the averaged head on."""
 
     def build(self, context: ClientContext) -> ClientState:
         return ClientState(context.build_model())
 
-    def receive(self, context: ClientContext, state: ClientState, downlink: HeadPayload) -> None:
+    def receive(self, context: ClientContext, state: ClientState, downlink: Downlink) -> None:
         load_head(state.model.head, downlink.head_weight, downlink.head_bias)
 
     def train(
-        self, context: ClientContext, state: ClientState, downlink: HeadPayload
-    ) -> tuple[HeadPayload, dict[str, float]]:
+        self, context: ClientContext, state: ClientState, downlink: Downlink
+    ) -> tuple[Uplink, dict[str, float]]:
         def loss(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
             return {"loss_ce": F.cross_entropy(state.model(images), labels)}
 
         metrics = train_epochs(context, [state.model], loss)
-        return HeadPayload(*head_arrays(state.model.head)), metrics
+        return Uplink(*head_arrays(state.model.head)), metrics
 
-    def predict(
-        self, state: ClientState, downlink: HeadPayload, images: Tensor
-    ) -> dict[str, Tensor]:
+    def predict(self, state: ClientState, downlink: Downlink, images: Tensor) -> dict[str, Tensor]:
         return {"accuracy": state.model(images)}
 
 
@@ -110,8 +113,8 @@ METHOD = register(
         name="lg-fedavg",
         summary="private extractors, and a head that is averaged over the clients",
         config=Config,
-        uplink=HeadPayload,
-        downlink=HeadPayload,
+        uplink=Uplink,
+        downlink=Downlink,
         client=Client,
         server=Server,
         training=Training(optimizer="sgd", lr=0.01),
