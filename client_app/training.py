@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from client_app.augment import augment
@@ -100,6 +101,15 @@ def train_epochs(
     means = {name: total / seen for name, total in totals.items()}
     counters = {"examples_seen": float(seen), "flops": flops.total(seen)}
     return {"loss": sum(means.values()), **means, **counters}
+
+
+def cross_entropy_of(model: nn.Module) -> LossFunction:
+    """Return the plain local loss: cross entropy of the model's logits, named `loss_ce`."""
+
+    def loss(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"loss_ce": F.cross_entropy(model(images), labels)}
+
+    return loss
 
 
 def make_optimizer(

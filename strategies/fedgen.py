@@ -39,9 +39,9 @@ from torch import Tensor
 from client_app.training import train_epochs
 from models import SplitModel
 from models.generator import Generator
-from strategies.base.client import ClientContext, ClientHalf
+from strategies.base.client import ClientContext
 from strategies.base.exchange import ClientUpdate
-from strategies.base.head import head_arrays, initial_linear, load_head
+from strategies.base.head import HeadClient, HeadPayload, head_arrays, initial_linear
 from strategies.base.method import Method, Training, register
 from strategies.base.options import option
 from strategies.base.payload import array
@@ -85,20 +85,16 @@ class Config:
 
 
 @dataclasses.dataclass
-class Uplink:
+class Uplink(HeadPayload):
     """What a participant sends: its head, and how many examples of each class it trained on."""
 
-    head_weight: NDArray[np.float32] = array("C", "d")
-    head_bias: NDArray[np.float32] = array("C")
     label_counts: NDArray[np.int64] = array("C", dtype="int64", counted=False, minimum=0)
 
 
 @dataclasses.dataclass
-class Downlink:
+class Downlink(HeadPayload):
     """What every client receives: head, generator (i = n_z + C), and the classes it knows."""
 
-    head_weight: NDArray[np.float32] = array("C", "d")
-    head_bias: NDArray[np.float32] = array("C")
     generator_hidden_weight: NDArray[np.float32] = array("h", "i")
     generator_hidden_bias: NDArray[np.float32] = array("h")
     generator_norm_weight: NDArray[np.float32] = array("h")
@@ -233,14 +229,11 @@ def generator_terms(
     return F.cross_entropy(model.head(generated), drawn), (divergence * known).mean()
 
 
-class Client(ClientHalf[ClientState, Downlink, Uplink]):
+class Client(HeadClient[ClientState, Downlink, Uplink]):
     """Client half: cross entropy on real data, and on generated representations."""
 
     def build(self, context: ClientContext) -> ClientState:
         return ClientState(context.build_model())
-
-    def receive(self, context: ClientContext, state: ClientState, downlink: Downlink) -> None:
-        load_head(state.model.head, downlink.head_weight, downlink.head_bias)
 
     def train(
         self, context: ClientContext, state: ClientState, downlink: Downlink
@@ -266,9 +259,6 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
         for label, count in context.data.train.class_counts().items():
             counts[label] = count
         return Uplink(*head_arrays(model.head), counts), metrics
-
-    def predict(self, state: ClientState, downlink: Downlink, images: Tensor) -> dict[str, Tensor]:
-        return {"accuracy": state.model(images)}
 
     def _generator(self, context: ClientContext, downlink: Downlink) -> Generator:
         """Return a copy of the received generator with BatchNorm in evaluation mode."""

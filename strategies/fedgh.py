@@ -35,11 +35,17 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client_app.training import collect_representations, train_epochs
+from client_app.training import collect_representations, cross_entropy_of, train_epochs
 from models import SplitModel
-from strategies.base.client import ClientContext, ClientHalf
+from strategies.base.client import ClientContext
 from strategies.base.exchange import ClientUpdate
-from strategies.base.head import HeadPayload, HeadServer, HeadState, load_head, train_head
+from strategies.base.head import (
+    HeadClient,
+    HeadPayload,
+    HeadServer,
+    HeadState,
+    train_head,
+)
 from strategies.base.method import Method, Training, register
 from strategies.base.options import option
 from strategies.base.payload import array
@@ -145,28 +151,21 @@ def fit_head(
     return weight, bias, loss
 
 
-class Client(ClientHalf[ClientState, Downlink, Uplink]):
+class Client(HeadClient[ClientState, Downlink, Uplink]):
     """Client half: local training with cross entropy, then prototypes."""
 
     def build(self, context: ClientContext) -> ClientState:
         return ClientState(context.build_model())
 
-    def receive(self, context: ClientContext, state: ClientState, downlink: Downlink) -> None:
-        load_head(state.model.head, downlink.head_weight, downlink.head_bias)
-
     def train(
         self, context: ClientContext, state: ClientState, downlink: Downlink
     ) -> tuple[Uplink, dict[str, float]]:
-        def loss(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-            return {"loss_ce": F.cross_entropy(state.model(images), labels)}
-
         clip_norm = context.config.clip_norm or None
-        metrics = train_epochs(context, [state.model], loss, clip_norm=clip_norm)
+        metrics = train_epochs(
+            context, [state.model], cross_entropy_of(state.model), clip_norm=clip_norm
+        )
         class_ids, prototypes, _ = class_means(*collect_representations(context, state.model))
         return Uplink(class_ids, prototypes), metrics
-
-    def predict(self, state: ClientState, downlink: Downlink, images: Tensor) -> dict[str, Tensor]:
-        return {"accuracy": state.model(images)}
 
 
 class Server(HeadServer):

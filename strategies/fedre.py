@@ -25,15 +25,14 @@ from collections.abc import Iterable
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client_app.training import collect_representations, train_epochs
+from client_app.training import collect_representations, cross_entropy_of, train_epochs
 from models import SplitModel
-from strategies.base.client import ClientContext, ClientHalf
+from strategies.base.client import ClientContext
 from strategies.base.exchange import ClientUpdate
-from strategies.base.head import HeadPayload, HeadServer, load_head
+from strategies.base.head import HeadClient, HeadPayload, HeadServer
 from strategies.base.method import Method, Training, register
 from strategies.base.options import option
 from strategies.base.payload import array
@@ -193,22 +192,16 @@ def entangle(
     return mixed.float().numpy(), label.float().numpy()
 
 
-class Client(ClientHalf[ClientState, Downlink, Uplink]):
+class Client(HeadClient[ClientState, Downlink, Uplink]):
     """Client half: local training with cross entropy, then entanglement."""
 
     def build(self, context: ClientContext) -> ClientState:
         return ClientState(context.build_model(mapping=context.config.mapping))
 
-    def receive(self, context: ClientContext, state: ClientState, downlink: Downlink) -> None:
-        load_head(state.model.head, downlink.head_weight, downlink.head_bias)
-
     def train(
         self, context: ClientContext, state: ClientState, downlink: Downlink
     ) -> tuple[Uplink, dict[str, float]]:
-        def loss(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-            return {"loss_ce": F.cross_entropy(state.model(images), labels)}
-
-        metrics = train_epochs(context, [state.model], loss)
+        metrics = train_epochs(context, [state.model], cross_entropy_of(state.model))
         representations, labels = collect_representations(context, state.model)
         draws = self._draws(context, state, len(labels))
         classes = context.data.num_classes
@@ -220,9 +213,6 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
             context.numpy_generator("select"),
         )
         return Uplink(*entangle(representations, labels, weights, classes)), metrics
-
-    def predict(self, state: ClientState, downlink: Downlink, images: Tensor) -> dict[str, Tensor]:
-        return {"accuracy": state.model(images)}
 
     def _draws(
         self, context: ClientContext, state: ClientState, examples: int

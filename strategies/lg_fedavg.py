@@ -23,15 +23,20 @@ from collections.abc import Iterable
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client_app.training import train_epochs
+from client_app.training import cross_entropy_of, train_epochs
 from models import SplitModel
-from strategies.base.client import ClientContext, ClientHalf
+from strategies.base.client import ClientContext
 from strategies.base.exchange import ClientUpdate
-from strategies.base.head import HeadPayload, HeadServer, HeadState, head_arrays, load_head
+from strategies.base.head import (
+    HeadClient,
+    HeadPayload,
+    HeadServer,
+    HeadState,
+    head_arrays,
+)
 from strategies.base.method import Method, Training, register
 
 
@@ -77,26 +82,17 @@ def average_heads(heads: Iterable[tuple[Uplink, int]]) -> tuple[Tensor, Tensor]:
     return torch.as_tensor(weight / examples).float(), torch.as_tensor(bias / examples).float()
 
 
-class Client(ClientHalf[ClientState, Downlink, Uplink]):
+class Client(HeadClient[ClientState, Downlink, Uplink]):
     """Client half: local training with cross entropy from the averaged head on."""
 
     def build(self, context: ClientContext) -> ClientState:
         return ClientState(context.build_model())
 
-    def receive(self, context: ClientContext, state: ClientState, downlink: Downlink) -> None:
-        load_head(state.model.head, downlink.head_weight, downlink.head_bias)
-
     def train(
         self, context: ClientContext, state: ClientState, downlink: Downlink
     ) -> tuple[Uplink, dict[str, float]]:
-        def loss(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-            return {"loss_ce": F.cross_entropy(state.model(images), labels)}
-
-        metrics = train_epochs(context, [state.model], loss)
+        metrics = train_epochs(context, [state.model], cross_entropy_of(state.model))
         return Uplink(*head_arrays(state.model.head)), metrics
-
-    def predict(self, state: ClientState, downlink: Downlink, images: Tensor) -> dict[str, Tensor]:
-        return {"accuracy": state.model(images)}
 
 
 class Server(HeadServer):

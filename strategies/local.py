@@ -10,10 +10,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-import torch.nn.functional as F
 from torch import Tensor
 
-from client_app.training import train_epochs
+from client_app.training import cross_entropy_of, train_epochs
 from models import SplitModel
 from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.exchange import ClientUpdate
@@ -57,10 +56,7 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
     def train(
         self, context: ClientContext, state: ClientState, downlink: Downlink
     ) -> tuple[Uplink, dict[str, float]]:
-        def loss(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-            return {"loss_ce": F.cross_entropy(state.model(images), labels)}
-
-        return Uplink(), train_epochs(context, [state.model], loss)
+        return Uplink(), train_epochs(context, [state.model], cross_entropy_of(state.model))
 
     def predict(self, state: ClientState, downlink: Downlink, images: Tensor) -> dict[str, Tensor]:
         return {"accuracy": state.model(images)}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +15,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from models import SplitModel
+from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.payload import array
 from strategies.base.server import ServerHalf
 
@@ -32,6 +35,29 @@ class HeadState:
 
     head_weight: Tensor
     head_bias: Tensor
+
+
+class HasModel(Protocol):
+    """A client state with the client's own model in it."""
+
+    model: SplitModel
+
+
+S = TypeVar("S", bound=HasModel)
+H = TypeVar("H", bound=HeadPayload)
+U = TypeVar("U")
+
+
+class HeadClient(ClientHalf[S, H, U]):
+    """A client half that starts from the server's head and predicts with its own model."""
+
+    def receive(self, context: ClientContext, state: S, downlink: H) -> None:
+        """Load the received head; everything before it stays the client's own."""
+        load_head(state.model.head, downlink.head_weight, downlink.head_bias)
+
+    def predict(self, state: S, downlink: H, images: Tensor) -> dict[str, Tensor]:
+        """Return the logits of the client's own model."""
+        return {"accuracy": state.model(images)}
 
 
 class HeadServer(ServerHalf[HeadState]):
