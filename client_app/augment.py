@@ -27,9 +27,9 @@ def augment(recipe: str, images: Tensor, generator: torch.Generator) -> Tensor:
     """
     if recipe == "none":
         return images
+    if recipe == "crop-flip-erase":  # in FedMRL's order, so that the crop can cut the rectangle
+        return _crop(_erase(_flip(images, generator), generator), generator)
     images = _flip(_crop(images, generator), generator)
-    if recipe == "crop-flip-erase":
-        return _erase(images, generator)
     if recipe == "crop-flip-cutout":
         return _cutout(images, generator)
     return images

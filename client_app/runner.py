@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import sys
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -133,8 +134,10 @@ class Session:
             },
             session=str(control["session"]),
             resumed_at=int(control["resumed-at"]),  # type: ignore[arg-type]
-            durable="partition-id" not in context.node_config,
+            # A simulation's states need not survive a power cut; a device's must.
+            durable="ray" not in sys.modules,
         )
+        store.discard_lost()
         half = method.client()
         session = cls(local, half, None, None, store, 0)
         session.state, session.rounds_trained = session.restore(bool(control["final"]))
@@ -199,6 +202,7 @@ class Session:
                 "num-examples": examples,
                 "compute-s": time.perf_counter() - started,
                 "worker": _worker_name(),
+                "rounds-trained": self.rounds_trained,
             }
         )
         return Message(records, reply_to=message)

@@ -7,14 +7,18 @@ the state of that time. Files older than any round that the server can still res
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from strategies.base.state import StateError, load_state, read_about, save_state
-
-ROUND_FILE = re.compile(r"round-(\d{5,})\.safetensors")
+from strategies.base.round_files import round_file, rounds_in, set_aside
+from strategies.base.state import (
+    DamagedStateError,
+    StateError,
+    load_state,
+    read_about,
+    save_state,
+)
 
 T = TypeVar("T")
 
@@ -29,11 +33,11 @@ def prune_rounds(directory: Path, keep_from: int) -> None:
 
     A resume at `keep_from` needs the newest file of that round or before, so that one stays.
     """
-    rounds = sorted(_rounds(directory))
+    rounds = rounds_in(directory)
     needed = max((r for r in rounds if r <= keep_from), default=None)
     for number in rounds:
         if needed is not None and number < needed:
-            _file(directory, number).unlink(missing_ok=True)
+            round_file(directory, number).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -61,19 +65,27 @@ class StateStore:
     resumed_at: int = 0
     durable: bool = False
 
-    def newest_before(self, server_round: int) -> Path | None:
-        """Return the newest valid file of an earlier round, or None if the client never trained.
+    def discard_lost(self) -> None:
+        """Delete states of rounds that the server has lost, and set damaged files aside.
 
         A file of a later round than the one the server resumed at, written for an earlier
-        session, belongs to rounds that the server has lost; it is passed over.
+        session, was never part of what goes on now. Called before anything else is read.
         """
-        for number in sorted(_rounds(self.directory), reverse=True):
-            path = _file(self.directory, number)
-            if number < server_round and (
-                number <= self.resumed_at or read_about(path).get("session") == self.session
-            ):
-                return path
-        return None
+        for number in rounds_in(self.directory):
+            path = round_file(self.directory, number)
+            try:
+                about = read_about(path)
+            except DamagedStateError as error:
+                print(f"warning: private state {set_aside(path).name}: {error}", flush=True)
+                continue
+            same_run = about.get("run") == self.about.get("run")
+            if same_run and number > self.resumed_at and about.get("session") != self.session:
+                path.unlink()
+
+    def newest_before(self, server_round: int) -> Path | None:
+        """Return the newest file of an earlier round, or None if the client never trained."""
+        rounds = [number for number in rounds_in(self.directory) if number < server_round]
+        return round_file(self.directory, rounds[-1]) if rounds else None
 
     def load(self, path: Path, skeleton: T) -> tuple[T, int]:
         """Return the saved state and in how many rounds this client has trained so far.
@@ -102,16 +114,5 @@ class StateStore:
             "round": server_round,
             "rounds_trained": rounds_trained,
         }
-        path = _file(self.directory, server_round)
+        path = round_file(self.directory, server_round)
         save_state(path, state, about, durable=self.durable)
-
-
-def _rounds(directory: Path) -> list[int]:
-    if not directory.is_dir():
-        return []
-    matches = (ROUND_FILE.fullmatch(path.name) for path in directory.iterdir())
-    return [int(match[1]) for match in matches if match]
-
-
-def _file(directory: Path, server_round: int) -> Path:
-    return directory / f"round-{server_round:05d}.safetensors"

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from client_app.augment import augment
 from client_app.flops import StepFlops
@@ -80,7 +81,7 @@ def train_epochs(
     totals: dict[str, float] = {}
     last: dict[str, str] = {}
     seen = 0
-    for epoch in range(epochs or context.run.local_epochs):
+    for epoch in range(context.run.local_epochs if epochs is None else epochs):
         steps: list[dict[str, Tensor]] = []
         sizes: list[int] = []
         for images, labels in device_batches(
@@ -226,8 +227,7 @@ def _enter_training(modules: Sequence[nn.Module], largest_batch: int) -> bool:
     """Put modules in training mode; return whether a left-over example must be dropped."""
     for module in modules:
         module.train()
-    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-    norms = [layer for m in modules for layer in m.modules() if isinstance(layer, kinds)]
+    norms = [layer for m in modules for layer in m.modules() if isinstance(layer, _BatchNorm)]
     if largest_batch > 1:
         return bool(norms)
     # Batch statistics of one example are undefined: use the running ones.

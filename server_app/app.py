@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
@@ -15,6 +16,8 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the method that the run-config names; a wrong value ends the run before any data."""
+    # Sums, and with them all results, depend on the number of threads; clients use one as well.
+    torch.set_num_threads(1)
     try:
         run = parse_run_config(context.run_config)
         strategy = run.chosen_method.server(run)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
-from strategies.base.state import StateError, load_state, read_about, save_state
-
-ROUND_FILE = re.compile(r"round-(\d{5,})\.safetensors")
+from strategies.base.round_files import round_file, rounds_in, set_aside
+from strategies.base.state import (
+    DamagedStateError,
+    StateError,
+    load_state,
+    read_about,
+    save_state,
+)
 
 
 class Checkpoints:
@@ -46,9 +50,9 @@ class Checkpoints:
             try:
                 read_about(path)
                 load_state(path, skeleton)
-            except StateError as error:
+            except DamagedStateError as error:
                 print(f"warning: checkpoint {path.name} cannot be used: {error}", flush=True)
-                path.rename(path.with_suffix(".damaged"))
+                set_aside(path)
                 continue
             return number
         # Those set aside by an earlier attempt count: starting over would discard the records.
@@ -66,10 +70,7 @@ class Checkpoints:
 
     def rounds(self) -> list[int]:
         """Return the rounds that have a file, ascending."""
-        if not self.directory.is_dir():
-            return []
-        matches = (ROUND_FILE.fullmatch(path.name) for path in self.directory.iterdir())
-        return sorted(int(match[1]) for match in matches if match)
+        return rounds_in(self.directory)
 
     def _file(self, server_round: int) -> Path:
-        return self.directory / f"round-{server_round:05d}.safetensors"
+        return round_file(self.directory, server_round)

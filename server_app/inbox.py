@@ -60,12 +60,17 @@ class Inbox:
         iterator = iter(messages)
         while chunk := list(islice(iterator, PUSH_CHUNK)):
             ids = list(self.grid.push_messages([message for message, _ in chunk]))
-            if len(ids) != len(chunk) or not all(ids):
+            if len(ids) != len(chunk):
                 raise GridError(
-                    f"the SuperLink refused {len(chunk) - sum(map(bool, ids))} of {len(chunk)} "
-                    f"messages of kind {chunk[0][1].kind}; its log says why"
+                    f"the SuperLink refused {len(chunk)} messages of kind {chunk[0][1].kind}; its "
+                    "log says why"
                 )
-            self._out |= {i: sent for i, (_, sent) in zip(ids, chunk, strict=True)}
+            for message_id, (_, sent) in zip(ids, chunk, strict=True):
+                if message_id:
+                    self._out[message_id] = sent
+                else:
+                    gone = "its node left before the message was sent"
+                    self._arrived.append(Answer(sent, None, gone))
 
     def outstanding(self, *kinds: str) -> int:
         """Return how many messages of these kinds have no reply yet."""
@@ -119,9 +124,13 @@ class Inbox:
             else:
                 self._arrived.append(Answer(sent, message, None))
 
-    def give_up(self, *kinds: str) -> list[Answer]:
-        """Forget all outstanding messages of these kinds; their late replies are ignored."""
-        lost = [(i, sent) for i, sent in self._out.items() if sent.kind in kinds]
+    def give_up(self, *kinds: str, node_id: int | None = None) -> list[Answer]:
+        """Forget outstanding messages of these kinds (to one node); late replies are ignored."""
+        lost = [
+            (i, sent)
+            for i, sent in self._out.items()
+            if sent.kind in kinds and node_id in (None, sent.node_id)
+        ]
         for message_id, _ in lost:
             del self._out[message_id]
         return [Answer(sent, None, "no answer before the deadline") for _, sent in lost]

@@ -18,10 +18,11 @@ from server_app.inbox import Inbox
 from server_app.recorder import Recorder
 from server_app.report import write_report
 from server_app.roster import Roster
-from server_app.round import Round, RoundResult, RunError
+from server_app.round import Failure, Round, RoundResult, RunError
 from server_app.run_directory import RunDirectory, write_atomically
 from server_app.summary import summarise
 from strategies.base.exchange import MessageFactory
+from strategies.base.options import ConfigError
 from strategies.base.server import ServerHalf
 
 
@@ -59,8 +60,7 @@ class RoundLoop:
         self.inbox = Inbox(grid)
         # A message outlives its round's deadline a little, so that the deadline decides.
         self.messages = MessageFactory(directory.name, {}, ttl=run.round_timeout + 30)
-        self.roster = Roster(strategy, self.inbox, self.messages)
-        self.trained: dict[int, int] = {}
+        self.roster = Roster(strategy, self.inbox, self.messages, directory.refuse)
         self.durations: list[float] = []
         self.best: tuple[float, int] | None = None
         self.session = secrets.token_hex(8)
@@ -75,6 +75,11 @@ class RoundLoop:
         self._record_cards()
         self.strategy.state = self.strategy.initial_state()
         done = self.checkpoints.load_newest(self.strategy.state) if self.directory.resumed else 0
+        if done > self.run.num_rounds:
+            raise ConfigError(
+                f"num-rounds = {self.run.num_rounds}: accepted is at least {done}, the number of "
+                "rounds that the run to resume has finished"
+            )
         if self.directory.resumed:
             say(f"resuming after round {done}")
         self.resumed_at = done
@@ -103,30 +108,28 @@ class RoundLoop:
 
     def _round(self, number: int) -> RoundResult:
         run = self.run
+        cards = self.strategy.cards
+        known = dict(cards)
         self.roster.invite()
         online = self.roster.wait_online()
-        cards = self.strategy.cards
-        if not any(card.train_examples for card in cards.values()):
-            raise RunError("no client has training examples; give them data or lower min-examples")
         available = [i for i in online if cards[i].train_examples > 0]
         participants = self.strategy.select(number, available, self.recorder.accuracy)
+        if not participants:
+            raise RunError(f"round {number}: none of {len(available)} clients was selected")
         evaluates = run.evaluates_in(number)
         phase = "pre" if run.evaluates_before_training else "post"
         others = [i for i in online if i not in set(participants)] if evaluates else []
         self._set_control(evaluate=evaluates, phase=phase, final=False)
-        known = set(cards)
         outcome = Round(
             self.strategy, self.inbox, self.roster, number, participants, others
         ).exchange()
-        if set(cards) != known:
+        if cards != known:
             self._record_cards()
-            say(f"joined: clients {sorted(set(cards) - known)}")
+            say(f"joined: clients {sorted(i for i in cards if cards[i] != known.get(i))}")
+        self._note_lost_states(outcome)
         accuracy, evaluated = self.recorder.add(outcome)
         self._note_roster_problems(number)
         self.checkpoints.save(number, self.strategy.state)
-        for client_id, row in outcome.rows:
-            if row.phase == "train" and row.metric == "loss":
-                self.trained[client_id] = self.trained.get(client_id, 0) + 1
         self._say_round(outcome, accuracy, evaluated)
         return outcome
 
@@ -143,10 +146,13 @@ class RoundLoop:
         write_atomically(self.directory.path / "summary.json", text)
         self._prune_simulated_states()
         say()
-        say(console.final_table(self.strategy.cards, self.recorder.accuracy, self.trained))
+        say(console.final_table(self.strategy.cards, self.recorder.accuracy, self.recorder.trained))
         say(console.closing_lines(summary))
         self.directory.set_status("completed")
-        self.report()
+        try:
+            self.report()
+        except (OSError, ValueError) as error:
+            say(f"warning: the run completed, its report could not be written: {error}")
 
     def _set_control(self, *, evaluate: bool, phase: str, final: bool) -> None:
         self.messages.control = {
@@ -178,6 +184,18 @@ class RoundLoop:
             number, [(client_id, "roll call", reason) for client_id, reason in self.roster.problems]
         )
         self.roster.problems.clear()
+
+    def _note_lost_states(self, outcome: RoundResult) -> None:
+        """Say whose private state is older than it should be: lost, moved or damaged."""
+        for client_id, trained in outcome.rounds_trained.items():
+            expected = self.recorder.trained.get(client_id, 0)
+            if trained < expected:
+                reason = (
+                    f"its private state knows {trained} of {expected} rounds of training; was its "
+                    "state directory (state-dir, output-dir) lost or moved?"
+                )
+                say(f"warning: client {client_id}: {reason}")
+                outcome.failures.append(Failure(client_id, "state", reason))
 
     def _prune_simulated_states(self) -> None:
         """In a simulation the clients' states are here; drop those no resume can need."""

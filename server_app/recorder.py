@@ -7,14 +7,14 @@ runs with one seed leave the same metrics.csv.
 from __future__ import annotations
 
 import csv
-import io
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from server_app.round import RoundResult
-from strategies.base.exchange import PHASES
+from strategies.base.exchange import PHASES, MetricRow
+from strategies.base.state import StateError
 
 HEADERS: dict[str, tuple[str, ...]] = {
     "metrics.csv": ("round", "client", "phase", "metric", "value", "examples"),
@@ -44,30 +44,38 @@ class Recorder:
     ----------
     accuracy : dict of int to float
         Every client's last evaluated accuracy.
+    trained : dict of int to int
+        In how many rounds every client has trained.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.accuracy: dict[int, float] = {}
+        self.trained: dict[int, int] = {}
 
     def begin(self, keep_rounds: int) -> None:
         """Make the files, or cut them back to `keep_rounds` finished rounds of a resumed run.
 
         The closing evaluation of an earlier end is dropped: it is made again at the new end.
+
+        Raises
+        ------
+        StateError
+            If a round up to `keep_rounds` has no row in rounds.csv.
         """
+        path = self.directory / "rounds.csv"
+        recorded = {int(row["round"]) for row in iterate_rows(path)} if path.is_file() else set()
+        if lost := set(range(1, keep_rounds + 1)) - recorded:
+            raise StateError(
+                f"{path}: round {min(lost)} is not recorded, though there is a checkpoint after "
+                "it; the records are damaged, start a new run"
+            )
         for name, header in HEADERS.items():
-            path = self.directory / name
-            rows = read_rows(path) if path.is_file() else []
-            kept = [row for row in rows if int(row["round"]) <= keep_rounds]
-            kept = [r for r in kept if r.get("phase") != "final" and r.get("closing") != "True"]
-            kept = [r for r in kept if r.get("purpose") != "closing" and r.get("kind") != "closing"]
-            self._replace(path, header, kept)
-            if name == "metrics.csv":
-                self._remember(
-                    (int(row["client"]), row["phase"], row["metric"], float(row["value"]))
-                    for row in kept
-                    if row["client"] != "server"
-                )
+            self._cut_back(self.directory / name, header, keep_rounds)
+        for row in iterate_rows(self.directory / "metrics.csv"):
+            if row["client"] != "server":
+                metric = MetricRow(row["phase"], row["metric"], float(row["value"]), 0)
+                self._remember(int(row["client"]), metric)
 
     def add(self, result: RoundResult, *, closing: bool = False) -> tuple[float | None, int]:
         """Append a round; return its mean accuracy and the number of clients behind it."""
@@ -83,36 +91,36 @@ class Recorder:
             (number, "server", SERVER_PHASE, name, repr(float(value)), len(result.participants))
             for name, value in sorted(result.server_metrics.items())
         ]
-        self._remember((client, row.phase, row.metric, row.value) for client, row in rows)
-        evaluated = {client for client, row in rows if _is_accuracy(row.phase, row.metric)}
-        means = {
-            metric: weighted_mean(
-                (row.value, row.examples)
-                for _, row in rows
-                if row.metric == metric and row.phase in EVALUATION_PHASES
-            )
-            for metric in ("accuracy", "validation_accuracy")
-        }
-        failed = sum(f.kind != "skipped" for f in result.failures)
-        summary = (
-            number, f"{result.seconds:.4f}", f"{result.compute_s:.4f}", len(result.participants),
-            failed, len(evaluated), _blank(means["accuracy"]),
-            _blank(means["validation_accuracy"]), len(result.workers), closing,
-        )  # fmt: skip
+        for client, row in rows:
+            self._remember(client, row)
         kind = "closing" if closing else None
+        traffic = sorted(result.traffic, key=lambda t: (t.purpose, t.direction, t.client_id))
         self._append("metrics.csv", metrics)
-        self._append("rounds.csv", [summary])
         self._append(
             "traffic.csv",
             (
                 (number, t.client_id, t.direction, 1, t.scalars, t.num_bytes, kind or t.purpose)
-                for t in sorted(result.traffic, key=lambda t: (t.purpose, t.direction, t.client_id))
+                for t in traffic
             ),
         )
         self.add_failures(
             number, [(f.client_id, kind or f.kind, f.reason) for f in result.failures]
         )
-        return means["accuracy"], len(evaluated)
+        evaluated = {client for client, row in rows if _is_accuracy(row)}
+        accuracy = _mean_of(rows, "accuracy")
+        # The last file to be written: a round counts once it is in rounds.csv.
+        self._append(
+            "rounds.csv",
+            [
+                (
+                    number, f"{result.seconds:.4f}", f"{result.compute_s:.4f}",
+                    len(result.participants), sum(f.kind != "skipped" for f in result.failures),
+                    len(evaluated), _blank(accuracy),
+                    _blank(_mean_of(rows, "validation_accuracy")), len(result.workers), closing,
+                )
+            ],
+        )  # fmt: skip
+        return accuracy, len(evaluated)
 
     def add_failures(
         self, server_round: int, failures: Iterable[tuple[int | None, str, str]]
@@ -123,33 +131,61 @@ class Recorder:
             ((server_round, "" if c is None else c, kind, text) for c, kind, text in failures),
         )
 
-    def _remember(self, rows: Iterable[tuple[int, str, str, float]]) -> None:
-        self.accuracy |= {c: v for c, phase, metric, v in rows if _is_accuracy(phase, metric)}
+    def _remember(self, client: int, row: MetricRow) -> None:
+        if _is_accuracy(row):
+            self.accuracy[client] = row.value
+        if row.phase == "train" and row.metric == "loss":
+            self.trained[client] = self.trained.get(client, 0) + 1
 
     def _append(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
         with (self.directory / name).open("a", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows(rows)
+            file.flush()
+            # The checkpoint that follows is on the disk; what it follows must be, too.
+            os.fsync(file.fileno())
 
-    def _replace(self, path: Path, header: Sequence[str], rows: list[dict[str, str]]) -> None:
+    def _cut_back(self, path: Path, header: Sequence[str], keep_rounds: int) -> None:
+        """Keep the header and the rows of finished rounds, closing evaluations left out."""
         partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
         with partial.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, header)
             writer.writeheader()
-            writer.writerows(rows)
+            for row in iterate_rows(path) if path.is_file() else ():
+                closing = row.get("phase") == "final" or row.get("closing") == "True"
+                closing = closing or "closing" in (row.get("purpose"), row.get("kind"))
+                if int(row["round"]) <= keep_rounds and not closing:
+                    writer.writerow(row)
         partial.replace(path)
 
 
+def iterate_rows(path: Path) -> Iterator[dict[str, str]]:
+    """Yield the rows of a CSV file; a last line that a killed process left unfinished is not one.
+
+    Only a row at a time is in memory.
+    """
+    with path.open("rb") as raw:
+        # A cut may go through a character, or shorten the last number: only whole lines count.
+        lines = (line.decode("utf-8", errors="replace") for line in raw if line.endswith(b"\n"))
+        for row in csv.DictReader(lines):
+            if None not in row.values() and None not in row:
+                yield row
+
+
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Read a CSV file; a last line that a killed process left unfinished is dropped."""
-    # A cut may go through a character, or shorten the last number: only whole lines count.
-    text = path.read_bytes().decode("utf-8", errors="replace")
-    whole = text[: text.rfind("\n") + 1]
-    rows = list(csv.DictReader(io.StringIO(whole, newline="")))
-    return [row for row in rows if None not in row.values() and None not in row]
+    """Return all rows of a CSV file, see `iterate_rows`."""
+    return list(iterate_rows(path))
 
 
-def _is_accuracy(phase: str, metric: str) -> bool:
-    return metric == "accuracy" and phase in EVALUATION_PHASES
+def _mean_of(rows: Iterable[tuple[int, MetricRow]], metric: str) -> float | None:
+    return weighted_mean(
+        (row.value, row.examples)
+        for _, row in rows
+        if row.metric == metric and row.phase in EVALUATION_PHASES
+    )
+
+
+def _is_accuracy(row: MetricRow) -> bool:
+    return row.metric == "accuracy" and row.phase in EVALUATION_PHASES
 
 
 def _blank(value: float | None) -> str:

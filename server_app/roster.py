@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flwr.serverapp import Grid
@@ -19,16 +19,32 @@ class DuplicateClientError(RosterError):
 
 
 class Roster:
-    """The clients of a run by their own ids; Flower's node ids are random and only an address."""
+    """The clients of a run by their own ids; Flower's node ids are random and only an address.
 
-    def __init__(self, strategy: ServerHalf[Any], inbox: Inbox, messages: MessageFactory) -> None:
+    Parameters
+    ----------
+    strategy, inbox, messages
+        Of the run.
+    refuse : callable, optional
+        Returns why a card cannot be accepted, or None.
+    """
+
+    def __init__(
+        self,
+        strategy: ServerHalf[Any],
+        inbox: Inbox,
+        messages: MessageFactory,
+        refuse: Callable[[Card], str | None] = lambda card: None,
+    ) -> None:
         self.strategy = strategy
+        self.refuse = refuse
         self.run = strategy.run
         self.inbox = inbox
         self.messages = messages
         self.problems: list[tuple[int | None, str]] = []
-        self._asked: set[int] = set()
-        self._duplicates: set[int] = set()
+        self._asked: dict[int, float] = {}
+        self._failed: set[int] = set()
+        self._reported: set[tuple[int, str]] = set()
 
     @property
     def grid(self) -> Grid:
@@ -59,30 +75,50 @@ class Roster:
             )
         self._admit(cards)
 
-    def invite(self) -> None:
-        """Ask every node that was not asked before for its card, without waiting."""
-        new = sorted(set(self.grid.get_node_ids()) - self._asked)
-        self._asked |= set(new)
+    def invite(self, *, again: bool = True) -> None:
+        """Ask nodes for their cards, without waiting.
+
+        New nodes are asked, and, unless `again` is false, also those whose last answer was a
+        failure, or that have not answered within `wait-timeout`: a restarted node can lose the
+        question, and keeps its node id.
+        """
+        now = time.monotonic()
+        online = set(self.grid.get_node_ids())
+        if again:
+            for node, since in self._asked.items():
+                silent = now - since > self.run.wait_timeout
+                if silent and self.inbox.give_up("query", node_id=node):
+                    self._failed.add(node)
+            online_failed = self._failed & online
+            self._failed -= online_failed
+        else:
+            online_failed = set()
+        # A node that went away is asked again when it is back.
+        self._asked = {n: t for n, t in self._asked.items() if n in online - online_failed}
+        new = sorted(online - set(self._asked))
+        self._asked |= dict.fromkeys(new, now)
         self.inbox.push((self.messages.query(node), Sent("query", node, None)) for node in new)
 
     def take(self, answer: Answer) -> None:
         """Admit a late joiner, who takes part from the next round, or note why not."""
         card, error = _read_card(answer)
-        if card is None:
-            self.problems.append((None, error[1] if error else "no card"))
-            return
         node = answer.sent.node_id
+        if card is None:
+            self._complain(node, None, error[1] if error else "no card")
+            return
         try:
             self._admit([(node, card)])
-        except DuplicateClientError as problem:
-            # A restarted client is back before Flower notices that its old node is gone (up to
-            # a minute): it is asked again, and complained about once.
-            self._asked.discard(node)
-            if node not in self._duplicates:
-                self._duplicates.add(node)
-                self.problems.append((card.client_id, str(problem)))
         except RosterError as problem:
-            self.problems.append((card.client_id, str(problem)))
+            # Often a restarted client that is back before Flower notices that its old node is
+            # gone (up to a minute).
+            self._complain(node, card.client_id, str(problem))
+
+    def _complain(self, node: int, client_id: int | None, reason: str) -> None:
+        """Note a node that cannot join, once for every reason; it is asked again next round."""
+        self._failed.add(node)
+        if (node, reason) not in self._reported:
+            self._reported.add((node, reason))
+            self.problems.append((client_id, reason))
 
     def online(self) -> list[int]:
         """Return the ids of the clients that can be reached now, ascending."""
@@ -90,18 +126,29 @@ class Roster:
         return sorted(c for c, node in self.messages.nodes.items() if node in nodes)
 
     def wait_online(self) -> list[int]:
-        """Return who is online, once there are `min-clients`; raises `RosterError` in time."""
+        """Return who is online, once there are `min-clients` and one of them can train.
+
+        Raises
+        ------
+        RosterError
+            If that does not happen within `wait-timeout`.
+        """
         deadline = time.monotonic() + self.run.wait_timeout
+        cards = self.strategy.cards
+        if not any(card.train_examples for card in cards.values()):
+            raise RosterError("no client has training examples; lower min-examples, or add data")
         while True:
             online = self.online()
-            if len(online) >= self.run.min_clients:
+            can_train = any(cards[i].train_examples for i in online)
+            if len(online) >= self.run.min_clients and can_train:
                 return online
             if time.monotonic() >= deadline:
+                lack = "" if can_train else ", none of them with training examples,"
                 raise RosterError(
-                    f"{len(online)} of {self.run.min_clients} clients after "
+                    f"{len(online)} of {self.run.min_clients} clients{lack} after "
                     f"{self.run.wait_timeout:g} s (min-clients, wait-timeout)"
                 )
-            self.invite()
+            self.invite(again=False)
             for answer in self.inbox.arrived():
                 if answer.sent.kind == "query":
                     self.take(answer)
@@ -137,6 +184,7 @@ class Roster:
                 cards.append((answer.sent.node_id, card))
             if error is not None:
                 errors.append(error)
+                self._failed.add(answer.sent.node_id)
         return sorted(cards, key=lambda pair: pair[1].client_id), errors
 
     def _admit(self, cards: list[tuple[int, Card]]) -> None:
@@ -149,6 +197,9 @@ class Roster:
                     "own client-id (or partition-id) in its node-config"
                 )
             nodes[card.client_id] = node
+        for _, card in cards:
+            if (problem := self.refuse(card)) is not None:
+                raise RosterError(problem)
         self.strategy.admit(card for _, card in cards)
         self.messages.nodes |= nodes
 

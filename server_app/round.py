@@ -54,6 +54,7 @@ class RoundResult:
     compute_s: float = 0.0
     seconds: float = 0.0
     workers: set[str] = field(default_factory=set)
+    rounds_trained: dict[int, int] = field(default_factory=dict)
 
 
 class Round:
@@ -187,6 +188,7 @@ class Round:
         )
         result.compute_s += update.compute_s
         result.workers.add(update.worker)
+        result.rounds_trained[update.client_id] = update.rounds_trained
         if kind == "train":
             self._ready[update.client_id] = update
             if update.uplink is None:

@@ -4,30 +4,37 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import io
 import json
 import os
 import platform
 import secrets
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
 
 from filelock import FileLock, Timeout
 
 from strategies.base.exchange import Card
 from strategies.base.options import ConfigError
 from strategies.base.run_config import MAY_CHANGE_ON_RESUME, RunConfig
+from strategies.base.state import sync
 
+CARD_COLUMNS = tuple(
+    "client" if field.name == "client_id" else field.name for field in dataclasses.fields(Card)
+)
 PACKAGES = ("flwr", "flwr-datasets", "torch", "torchvision", "numpy", "safetensors")
 
 
 def write_atomically(path: Path, text: str) -> None:
     """Write a text file so that it is either the old one or the whole new one."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.write_text(text, encoding="utf-8")
+    partial.write_text(text, encoding="utf-8", newline="")
+    sync(partial)
     partial.replace(path)
 
 
@@ -42,12 +49,15 @@ class RunDirectory:
         The content of config.json.
     resumed : bool
         Whether the directory was there before.
+    clients : dict of int to dict
+        The rows of clients.csv by client id.
     """
 
     def __init__(self, path: Path, info: dict[str, Any], lock: FileLock, resumed: bool) -> None:
         self.path = path
         self.info = info
         self.resumed = resumed
+        self.clients = _read_clients(path / "clients.csv") if resumed else {}
         self._lock = lock
 
     @classmethod
@@ -62,27 +72,22 @@ class RunDirectory:
         """
         name = run.resume or run.run_name or _fresh_name(run)
         path = run.run_root / name
-        if run.resume:
-            if not (path / "config.json").is_file():
-                raise ConfigError(f"resume = {name!r}: there is no run in {path}")
-            lock = _lock(path)
-            info = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        if run.resume and not (path / "config.json").is_file():
+            raise ConfigError(f"resume = {name!r}: there is no run in {path}")
+        if not run.resume:
+            _make(path, name)
+        lock = _lock(path)
+        if not run.resume:
+            directory = cls(path, _describe(run, name), lock, resumed=False)
+        else:
             try:
+                info = _read_info(path / "config.json")
                 _refuse_changes(name, info["config"], run.flat())
             except ConfigError:
                 lock.release()
                 raise
             info["config"] = {**run.flat(), "run-name": name, "resume": ""}
             directory = cls(path, info, lock, resumed=True)
-        else:
-            if path.exists():
-                raise ConfigError(
-                    f"run-name = {name!r}: {path} exists; go on with it by resume='{name}', or "
-                    "take another run-name"
-                )
-            path.mkdir(parents=True)
-            lock = _lock(path)
-            directory = cls(path, _describe(run, name), lock, resumed=False)
         directory.set_status("running")
         return directory
 
@@ -97,28 +102,29 @@ class RunDirectory:
         self.info |= {"status": status, **facts}
         write_atomically(self.path / "config.json", json.dumps(self.info, indent=2) + "\n")
 
-    def write_cards(self, cards: dict[int, Card]) -> None:
-        """Write clients.csv; on resume first refuse clients whose data or model changed.
+    def refuse(self, card: Card) -> str | None:
+        """Return why a client cannot go on in this run: its data or model has changed."""
+        row = self.clients.get(card.client_id, {})
+        for key in ("model", "data_hash"):
+            if row and row[key] != str(getattr(card, key)):
+                return (
+                    f"client {card.client_id}: {key} was {row[key]} when it joined and is "
+                    f"{getattr(card, key)} now; the run needs the same clients, so undo the "
+                    "change or start a new run"
+                )
+        return None
 
-        Clients of the resumed run that are away keep their rows.
-        """
-        path = self.path / "clients.csv"
-        rows: dict[int, Iterable[object]] = {}
-        if self.resumed and path.is_file():
-            rows = {i: row.values() for i, row in _known_clients(path, cards).items()}
-        names = [field.name for field in dataclasses.fields(Card)]
-        names = ["client" if name == "client_id" else name for name in names]
-        partial = path.with_name(".clients.csv.partial")
-        with partial.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(names)
-            for client_id, card in cards.items():
-                rows[client_id] = [
-                    " ".join(map(str, v)) if isinstance(v, list) else v
-                    for v in dataclasses.astuple(card)
-                ]
-            writer.writerows(row for _, row in sorted(rows.items()))
-        partial.replace(path)
+    def write_cards(self, cards: Mapping[int, Card]) -> None:
+        """Write clients.csv: the clients of this run so far, also those that are away."""
+        for client_id, card in cards.items():
+            values = [client_id, *dataclasses.astuple(card)[1:]]
+            texts = [" ".join(map(str, v)) if isinstance(v, list) else str(v) for v in values]
+            self.clients[client_id] = dict(zip(CARD_COLUMNS, texts, strict=True))
+        table = io.StringIO(newline="")
+        writer = csv.DictWriter(table, CARD_COLUMNS)
+        writer.writeheader()
+        writer.writerows(row for _, row in sorted(self.clients.items()))
+        write_atomically(self.path / "clients.csv", table.getvalue())
 
     def release(self) -> None:
         """Let another process use the directory."""
@@ -127,6 +133,34 @@ class RunDirectory:
 
 def _fresh_name(run: RunConfig) -> str:
     return f"{run.method}-{run.dataset}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def _make(path: Path, name: str) -> None:
+    """Make a new run's directory; one whose run failed before its first round is used again."""
+    unused = (path / "config.json").is_file() and not (path / "rounds.csv").exists()
+    if unused and _read_info(path / "config.json").get("status") == "failed":
+        return
+    try:
+        path.mkdir(parents=True)
+    except FileExistsError:
+        raise ConfigError(
+            f"run-name = {name!r}: {path} exists; go on with it by resume='{name}', or take "
+            "another run-name"
+        ) from None
+    except OSError as error:
+        raise ConfigError(
+            f"output-dir: {path} cannot be made ({error}); accepted is a place to write to"
+        ) from error
+
+
+def _read_info(path: Path) -> dict[str, Any]:
+    try:
+        info = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path}: damaged ({error}); the run cannot be resumed") from error
+    if not isinstance(info, dict) or not isinstance(info.get("config"), dict):
+        raise ConfigError(f"{path}: not a run's configuration; the run cannot be resumed")
+    return info
 
 
 def _lock(path: Path) -> FileLock:
@@ -150,19 +184,12 @@ def _refuse_changes(name: str, before: dict[str, Any], now: dict[str, Any]) -> N
         )
 
 
-def _known_clients(path: Path, cards: dict[int, Card]) -> dict[int, dict[str, str]]:
-    """Return the rows of clients.csv by client id, after refusing clients that changed."""
+def _read_clients(path: Path) -> dict[int, dict[str, str]]:
+    """Return the rows of clients.csv by client id."""
+    if not path.is_file():
+        return {}
     with path.open(newline="", encoding="utf-8") as file:
-        before = {int(row["client"]): row for row in csv.DictReader(file)}
-    for client_id, card in sorted(cards.items()):
-        row = before.get(client_id)
-        for key in ("model", "data_hash") if row else ():
-            if row is not None and row[key] != str(getattr(card, key)):
-                raise ConfigError(
-                    f"client {client_id}: {key} was {row[key]} when the run began and is "
-                    f"{getattr(card, key)} now; a resumed run needs the same clients"
-                )
-    return before
+        return {int(row["client"]): row for row in csv.DictReader(file)}
 
 
 def _describe(run: RunConfig, name: str) -> dict[str, Any]:
@@ -192,16 +219,22 @@ def _version(package: str) -> str | None:
 
 
 def _git_revision() -> str | None:
-    """Return the revision of the app's checkout, or None where it runs from a bundle."""
+    """Return the revision of the app's checkout; None where there is none.
+
+    `flwr run` runs the app from a bundle outside the checkout; the package that is installed in
+    development mode tells where the checkout is.
+    """
+    places = [Path(__file__).parent]
     try:
-        done = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip() or None
+        source = metadata.distribution("wildflower").read_text("direct_url.json") or "{}"
+        places.append(Path(urlparse(json.loads(source).get("url", "")).path))
+    except metadata.PackageNotFoundError:
+        pass
+    for place in places:
+        command = ["git", "-C", str(place), "describe", "--always", "--dirty", "--abbrev=40"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+        except (OSError, subprocess.SubprocessError):
+            continue
+        return done.stdout.strip() or None
+    return None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from server_app.recorder import EVALUATION_PHASES, read_rows, weighted_mean
+from server_app.recorder import EVALUATION_PHASES, iterate_rows, read_rows, weighted_mean
 from strategies.base.run_config import RunConfig
 
 Evaluation = tuple[int, str]
@@ -23,16 +24,16 @@ def summarise(directory: Path, run: RunConfig, clients: int) -> dict[str, Any]:
         "clients": clients,
         "rounds": max((int(r["round"]) for r in rounds), default=0),
         "seed": run.seed,
-        "accuracy": _accuracy(read_rows(directory / "metrics.csv"), run),
-        "traffic": _traffic(read_rows(directory / "traffic.csv")),
+        "accuracy": _accuracy(directory / "metrics.csv", run),
+        "traffic": _traffic(iterate_rows(directory / "traffic.csv")),
         "time": _time(rounds),
         "clients_failed": sum(row["kind"] != "skipped" for row in failures),
     }
 
 
-def _accuracy(rows: list[dict[str, str]], run: RunConfig) -> dict[str, Any]:
-    tests = _evaluations(rows, "accuracy")
-    validations = _evaluations(rows, "validation_accuracy")
+def _accuracy(metrics: Path, run: RunConfig) -> dict[str, Any]:
+    tests = _evaluations(iterate_rows(metrics), "accuracy")
+    validations = _evaluations(iterate_rows(metrics), "validation_accuracy")
     means = {key: weighted_mean(values) for key, values in tests.items()}
     by_validation = {key: weighted_mean(values) for key, values in validations.items()}
     chosen = by_validation or means
@@ -56,7 +57,7 @@ def _accuracy(rows: list[dict[str, str]], run: RunConfig) -> dict[str, Any]:
 
 
 def _evaluations(
-    rows: list[dict[str, str]], metric: str
+    rows: Iterable[dict[str, str]], metric: str
 ) -> dict[Evaluation, list[tuple[float, int]]]:
     """Return (value, examples) of every client by evaluation, in the order of the run."""
     found: dict[Evaluation, list[tuple[float, int]]] = {}
@@ -67,7 +68,7 @@ def _evaluations(
     return dict(sorted(found.items(), key=lambda i: (i[0][0], EVALUATION_PHASES.index(i[0][1]))))
 
 
-def _traffic(rows: list[dict[str, str]]) -> dict[str, int]:
+def _traffic(rows: Iterable[dict[str, str]]) -> dict[str, int]:
     """Return scalars of the fullest round and bytes of the run, training apart from evaluation."""
     scalars: dict[tuple[str, int], int] = {}
     total = {

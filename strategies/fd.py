@@ -71,7 +71,7 @@ class Uplink:
     """What a participant sends: mean logits by true class, and over how many samples each is."""
 
     class_ids: NDArray[np.int64] = array(
-        "m", dtype="int64", counted=False, minimum=0, below="C", unique=True
+        "m", dtype="int64", counted=False, minimum=0, below="C", unique=True, nonempty=True
     )
     logits: NDArray[np.float32] = array("m", "C")
     counts: NDArray[np.int64] = array("m", dtype="int64", counted=False, minimum=1)
@@ -245,6 +245,10 @@ class Server(ServerHalf[ServerState]):
             state.rounds[client] = torch.tensor(server_round)
         state.newest = newest_rounds(state.class_ids, state.rounds, classes)
         averaged = {client: self._averaged(client) for client in state.class_ids}
+        for client in [c for c, (ids, _) in averaged.items() if not len(ids)]:
+            # Everything this client sent has been sent later by others: it is not needed again.
+            for table in (state.class_ids, state.logits, state.rounds, averaged):
+                del table[client]
         ids = {client: pair[0] for client, pair in averaged.items()}
         logits = {client: pair[1] for client, pair in averaged.items()}
         state.sums, state.holders = sum_over_clients(ids, logits, classes)

@@ -38,7 +38,7 @@ from strategies.base.exchange import ClientUpdate
 from strategies.base.head import HeadClient, HeadPayload, HeadServer
 from strategies.base.method import Method, Training, register
 from strategies.base.options import option
-from strategies.base.payload import array
+from strategies.base.payload import PayloadError, array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +107,11 @@ class Client(HeadClient[ClientState, Downlink, Uplink]):
 
 class Server(HeadServer):
     """Server half: one head, trained on the union of the round's representations."""
+
+    def check_uplink(self, update: ClientUpdate) -> None:
+        sent = len(update.uplink.labels)
+        if sent != update.num_examples:
+            raise PayloadError(f"labels: {sent} were sent, num-examples is {update.num_examples}")
 
     def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
         inputs, labels = join_uplinks(update.uplink for update in updates)

@@ -44,7 +44,7 @@ from strategies.base.exchange import ClientUpdate
 from strategies.base.head import HeadClient, HeadPayload, head_arrays, initial_linear
 from strategies.base.method import Method, Training, register
 from strategies.base.options import option
-from strategies.base.payload import array
+from strategies.base.payload import PayloadError, array
 from strategies.base.rng import SERVER, derive_seed, isolated_torch_rng
 from strategies.base.server import ServerHalf
 
@@ -272,6 +272,13 @@ class Client(HeadClient[ClientState, Downlink, Uplink]):
 
 class Server(ServerHalf[ServerState]):
     """Server half: the averaged head, and a generator trained against the round's heads."""
+
+    def check_uplink(self, update: ClientUpdate) -> None:
+        total = sum(update.uplink.label_counts.tolist())  # as Python integers: cannot overflow
+        if total != update.num_examples:
+            raise PayloadError(
+                f"label_counts: they sum to {total}, num-examples is {update.num_examples}"
+            )
 
     def initial_state(self) -> ServerState:
         classes, width = self.dims["C"], self.dims["d"]

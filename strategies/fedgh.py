@@ -47,7 +47,7 @@ from strategies.base.head import (
     train_head,
 )
 from strategies.base.method import Method, Training, register
-from strategies.base.options import option
+from strategies.base.options import AUTO, option
 from strategies.base.payload import array
 from strategies.base.prototypes import class_means
 
@@ -64,14 +64,15 @@ class Config:
     server_epochs, server_lr : int, float
         Passes over the prototypes, and the rate of the head's plain SGD.
     server_batch_size : int
-        Prototypes per step of the shuffled walk; the loss of a batch is a mean.
+        Prototypes per step of the shuffled walk, "auto": the local batch size; the loss of a
+        batch is a mean.
     clip_norm : float
         Largest norm of a client's gradient in local training; 0 does not clip.
     """
 
     walk: str = option("shuffled", "clients")
     server_epochs: int = option(1, minimum=1)
-    server_batch_size: int = option(32, minimum=1)
+    server_batch_size: int | str = option(AUTO, kind=int, minimum=1)
     server_lr: float = option(0.01, above=0)
     clip_norm: float = option(0.0, minimum=0)
 
@@ -81,7 +82,7 @@ class Uplink:
     """What a participant sends: the prototypes of its classes."""
 
     class_ids: NDArray[np.int64] = array(
-        "m", dtype="int64", counted=False, minimum=0, below="C", unique=True
+        "m", dtype="int64", counted=False, minimum=0, below="C", unique=True, nonempty=True
     )
     prototypes: NDArray[np.float32] = array("m", "d")
 
@@ -137,7 +138,7 @@ def fit_head(
             targets[rows],
             lr=config.server_lr,
             epochs=epochs,
-            batch_size=config.server_batch_size,
+            batch_size=int(config.server_batch_size),
             generator=generator,
             reduction="mean",
         )
@@ -172,11 +173,14 @@ class Server(HeadServer):
     """Server half: one head, trained on the round's prototypes."""
 
     def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+        config = self.config
+        if config.server_batch_size == AUTO:
+            config = dataclasses.replace(config, server_batch_size=self.run.batch_size)
         weight, bias, loss = fit_head(
             self.state.head_weight,
             self.state.head_bias,
             (update.uplink for update in updates),
-            self.config,
+            config,
             generator=self.generator(server_round, "server-batches"),
         )
         self.state = HeadState(weight, bias)

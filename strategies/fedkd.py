@@ -139,6 +139,9 @@ class ClientState:
     number: int = 0
 
 
+SMALLEST_SCALE = 1e-6
+
+
 def distillation_terms(
     teacher: tuple[Tensor, Tensor],
     student: tuple[Tensor, Tensor],
@@ -153,8 +156,10 @@ def distillation_terms(
     """
     (r_t, o_t), (r_s, o_s) = teacher, student
     ce_t, ce_s = F.cross_entropy(o_t, labels), F.cross_entropy(o_s, labels)
-    s = ce_t.detach() + ce_s.detach()
-    s_t, s_s = (s, s) if detach_scale else (ce_t + ce_s.detach(), ce_t.detach() + ce_s)
+    s_t = (ce_t if not detach_scale else ce_t.detach()) + ce_s.detach()
+    s_s = ce_t.detach() + (ce_s if not detach_scale else ce_s.detach())
+    # On a client that has learned its data by heart both cross entropies can be exactly 0.
+    s_t, s_s = s_t.clamp(min=SMALLEST_SCALE), s_s.clamp(min=SMALLEST_SCALE)
     r_t, mapped = r_t.float(), projection(r_s).float()
     return {
         "loss_teacher_ce": ce_t,

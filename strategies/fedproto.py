@@ -41,7 +41,7 @@ from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.exchange import ClientUpdate
 from strategies.base.method import Method, register
 from strategies.base.options import option
-from strategies.base.payload import array
+from strategies.base.payload import PayloadError, array
 from strategies.base.prototypes import (
     ClassAverage,
     class_means,
@@ -77,7 +77,7 @@ class Uplink:
     """What a participant sends: its prototypes p_{k,c}, and how many examples each is of."""
 
     class_ids: NDArray[np.int64] = array(
-        "m", dtype="int64", counted=False, minimum=0, below="C", unique=True
+        "m", dtype="int64", counted=False, minimum=0, below="C", unique=True, nonempty=True
     )
     prototypes: NDArray[np.float32] = array("m", "d")
     counts: NDArray[np.int64] = array("m", dtype="int64", counted=False, minimum=1)
@@ -169,6 +169,10 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
 
 class Server(ServerHalf[ServerState]):
     """Server half: one running mean per class; a class nobody sent keeps its last prototype."""
+
+    def check_uplink(self, update: ClientUpdate) -> None:
+        if sum(update.uplink.counts.tolist()) > update.num_examples:
+            raise PayloadError("counts: they sum to more than num-examples")
 
     def initial_state(self) -> ServerState:
         classes = self.dims["C"]

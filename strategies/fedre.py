@@ -35,7 +35,7 @@ from strategies.base.exchange import ClientUpdate
 from strategies.base.head import HeadClient, HeadPayload, HeadServer
 from strategies.base.method import Method, Training, register
 from strategies.base.options import option
-from strategies.base.payload import array
+from strategies.base.payload import PayloadError, array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,7 +210,7 @@ class Client(HeadClient[ClientState, Downlink, Uplink]):
             classes,
             context.config.mechanism,
             draws,
-            context.numpy_generator("select"),
+            context.numpy_generator("select", None if context.config.resample else 0),
         )
         return Uplink(*entangle(representations, labels, weights, classes)), metrics
 
@@ -232,6 +232,11 @@ class Client(HeadClient[ClientState, Downlink, Uplink]):
 
 class Server(HeadServer):
     """Server half: one head, trained on the round's entangled vectors."""
+
+    def check_uplink(self, update: ClientUpdate) -> None:
+        total = float(update.uplink.entangled_label.sum(dtype=np.float64))
+        if abs(total - 1) > 1e-3:
+            raise PayloadError(f"entangled_label: sums to {total:g}, expected 1")
 
     def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
         uplinks = [update.uplink for update in updates]

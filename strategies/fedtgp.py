@@ -86,7 +86,7 @@ class Uplink:
     """What a participant sends: its prototypes p_{k,c}, and how many examples each is of."""
 
     class_ids: NDArray[np.int64] = array(
-        "m", dtype="int64", counted=False, minimum=0, below="C", unique=True
+        "m", dtype="int64", counted=False, minimum=0, below="C", unique=True, nonempty=True
     )
     prototypes: NDArray[np.float32] = array("m", "d")
     counts: NDArray[np.int64] = array("m", dtype="int64", counted=False, minimum=1)

@@ -29,7 +29,11 @@ CONTROL = "control"
 INFO = "info"
 METRICS = "metrics"
 CARD = "card"
-INFO_KEYS = frozenset(("client-id", "round", "num-examples", "compute-s", "worker"))
+INFO_KEYS = frozenset(
+    ("client-id", "round", "num-examples", "compute-s", "worker", "rounds-trained")
+)
+MOST_METRICS, LONGEST_NAME = 200, 100
+"""Bounds of what one reply may report."""
 PHASES = ("train", "pre", "post", "final")
 
 
@@ -88,9 +92,10 @@ class Card:
             elif field.type == "int":
                 fits = type(value) is int and value >= 0
             else:
-                fits = isinstance(value, str)
+                # The texts are printed and written to files.
+                fits = isinstance(value, str) and len(value) <= 500 and value.isprintable()
             if not fits:
-                raise PayloadError(f"card: {field.name} = {value!r}, expected {field.type}")
+                raise PayloadError(f"card: {field.name} = {value!r:.100}, expected {field.type}")
             values[field.name] = value
         card = cls(**values)
         card._check_classes()
@@ -137,6 +142,8 @@ class ClientUpdate:
         Size of the reply's records, and of the uplink in the paper's convention.
     worker : str
         Names the process that did the work, to count how many worked at once.
+    rounds_trained : int
+        In how many rounds the client's private state had been trained before this message.
     """
 
     client_id: int
@@ -147,6 +154,7 @@ class ClientUpdate:
     num_bytes: int
     scalars: int
     worker: str
+    rounds_trained: int = 0
 
 
 @dataclasses.dataclass
@@ -243,6 +251,9 @@ def read_reply(
     worker = info.get("worker")
     if not isinstance(worker, str) or not worker:  # Flower cannot count the bytes of ""
         raise PayloadError(f"worker: {worker!r} is not a name")
+    trained = info.get("rounds-trained")
+    if type(trained) is not int or trained < 0:
+        raise PayloadError(f"rounds-trained: {trained!r} is not a count")
     if METRICS not in content.metric_records:
         raise PayloadError(f"{METRICS}: record is missing, or holds no metrics")
     rows = read_metrics(content.metric_records[METRICS])
@@ -252,21 +263,25 @@ def read_reply(
         raise PayloadError("num-examples: 0, but arrays were sent")
     scalars = count_scalars(uplink)[0] if uplink is not None else 0
     return ClientUpdate(
-        client_id, examples, uplink, rows, seconds, count_bytes(content), scalars, worker
+        client_id, examples, uplink, rows, seconds, count_bytes(content), scalars, worker, trained
     )
 
 
 def read_metrics(record: Mapping[str, Any]) -> list[MetricRow]:
     """Check received metrics: finite values, whole example counts, known phases."""
+    if len(record) > MOST_METRICS:
+        raise PayloadError(f"{METRICS}: {len(record)} values, at most {MOST_METRICS} are accepted")
     rows = []
     for key, pair in record.items():
         phase, _, metric = key.partition("/")
         finite = isinstance(pair, list) and all(type(v) is float and isfinite(v) for v in pair)
-        named = phase in PHASES and metric and metric.isprintable()
+        named = phase in PHASES and 0 < len(metric) <= LONGEST_NAME and metric.isprintable()
         if not finite or len(pair) != 2 or not named:
             shown = f"{key!r:.100} = {pair!r:.100}"
             raise PayloadError(f"{METRICS}: {shown} is not [value, examples] of a phase")
         if pair[1] < 0 or pair[1] != int(pair[1]):
             raise PayloadError(f"{METRICS}: {key} rests on {pair[1]} examples")
+        if "accuracy" in metric and not 0 <= pair[0] <= 1:
+            raise PayloadError(f"{METRICS}: {key} = {pair[0]} is not between 0 and 1")
         rows.append(MetricRow(phase, metric, float(pair[0]), int(pair[1])))
     return rows

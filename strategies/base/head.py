@@ -165,8 +165,10 @@ def train_head(
             logits, wanted = logits[:, classes], wanted[:, classes]
         return F.cross_entropy(logits, wanted, reduction="sum")
 
-    with torch.no_grad():
-        mean_loss = loss_of(slice(None)).item() / len(inputs)
+    mean_loss = 0.0
+    if not epochs:
+        with torch.no_grad():
+            mean_loss = loss_of(slice(None)).item() / len(inputs)
     for _ in range(epochs):
         total = 0.0
         for rows in torch.randperm(len(inputs), generator=generator).split(batch_size):

@@ -41,6 +41,7 @@ class ArrayRule:
     minimum: float | None = None
     below: str | int | None = None
     unique: bool = False
+    nonempty: bool = False
     mapping: bool = False
 
 
@@ -51,6 +52,7 @@ def array(
     minimum: float | None = None,
     below: str | int | None = None,
     unique: bool = False,
+    nonempty: bool = False,
 ) -> Any:
     """Declare a payload field that holds one NumPy array.
 
@@ -70,8 +72,10 @@ def array(
         Values must be smaller than this number or than the size of this dimension.
     unique : bool
         Whether values must differ from each other (class ids).
+    nonempty : bool
+        Whether there must be a value.
     """
-    rule = ArrayRule(dims, dtype, counted, minimum, below, unique)
+    rule = ArrayRule(dims, dtype, counted, minimum, below, unique, nonempty)
     return dataclasses.field(metadata={"array": rule})
 
 
@@ -200,6 +204,8 @@ def _take(
 
 def _check_values(key: str, item: NDArray[Any], rule: ArrayRule, sizes: Mapping[str, int]) -> None:
     if item.size == 0:
+        if rule.nonempty:
+            raise PayloadError(f"{key}: empty, at least one value is needed")
         return
     if item.dtype.kind == "b" and (item.view(np.uint8) > 1).any():
         raise PayloadError(f"{key}: bytes other than 0 and 1 in an array of dtype bool")

@@ -130,10 +130,10 @@ class ServerHalf(Strategy, Generic[ServerState]):
     @property
     def dims(self) -> dict[str, int]:
         """Sizes of the named dimensions of payloads, known after the roll call."""
-        classes = {card.num_classes for card in self.cards.values()}
-        if len(classes) != 1:
-            raise RosterError(f"clients have different numbers of classes: {sorted(classes)}")
-        return {"d": self.run.feature_dim, "C": classes.pop()}
+        card = next(iter(self.cards.values()), None)  # `admit` saw to it that all agree
+        if card is None:
+            raise RosterError("no client is known yet, so neither is the number of classes")
+        return {"d": self.run.feature_dim, "C": card.num_classes}
 
     def generator(self, server_round: int, purpose: str) -> Any:
         """Return the server's private torch generator for one round and purpose."""
@@ -212,8 +212,24 @@ class ServerHalf(Strategy, Generic[ServerState]):
         claims += [(f"{row.phase}/{row.metric}", row.examples, most) for row in update.rows]
         for key, claimed, limit in claims:
             if claimed > limit:
-                raise PayloadError(f"{key}: rests on {claimed} examples, the card says {limit}")
+                raise PayloadError(
+                    f"{key}: rests on {claimed} examples, at the roll call there were {limit}; "
+                    "data must not change during a run"
+                )
+        asked = self.messages.control.get("phase") if self.messages else None
+        for row in update.rows:
+            if row.phase not in ("train", asked or row.phase):
+                raise PayloadError(f"{row.phase}/{row.metric}: phase was not asked for")
+        if update.uplink is not None:
+            self.check_uplink(update)
         return update
+
+    def check_uplink(self, update: ClientUpdate) -> None:
+        """Raise `PayloadError` for what declared shapes and ranges cannot say.
+
+        Called on every uplink that is well formed, before any is aggregated: what passes must
+        not make `aggregate` fail. By default everything passes.
+        """
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]

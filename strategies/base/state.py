@@ -26,7 +26,11 @@ T = TypeVar("T")
 
 
 class StateError(RuntimeError):
-    """A state file is missing, damaged, or belongs to something else."""
+    """A state file is missing or damaged, or belongs to something else."""
+
+
+class DamagedStateError(StateError):
+    """A state file cannot be read as what `save_state` writes."""
 
 
 def save_state(
@@ -53,11 +57,21 @@ def save_state(
     try:
         save_file(tensors, partial, metadata=header)
         if durable:
-            with partial.open("rb") as file:
-                os.fsync(file.fileno())
+            sync(partial)
         partial.replace(path)
+        if durable:
+            sync(path.parent)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's bytes, or a directory's entries, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_about(path: Path) -> dict[str, Any]:
@@ -93,7 +107,9 @@ def load_state(path: Path, skeleton: T) -> T:
             kind, value = fields[name]
             _fill_field(path, name, skeleton, kind, value, tensors)
     except (KeyError, TypeError, ValueError) as error:
-        raise StateError(f"{path}: damaged, its list of fields is wrong ({error!r})") from error
+        raise DamagedStateError(
+            f"{path}: damaged, its list of fields is wrong ({error!r})"
+        ) from error
     return skeleton
 
 
@@ -177,7 +193,9 @@ def _header(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     except FileNotFoundError:
         raise StateError(f"{path}: no such state file") from None
     except (SafetensorError, OSError, KeyError, ValueError) as error:
-        raise StateError(f"{path}: damaged or not a Wildflower state file ({error})") from error
+        raise DamagedStateError(
+            f"{path}: damaged or not a Wildflower state file ({error})"
+        ) from error
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

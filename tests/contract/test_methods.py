@@ -22,10 +22,19 @@ from tests.support import run_federation
 
 @pytest.mark.parametrize("name", method_names())
 def test_unlike_clients_finish_with_finite_numbers(name: str, tmp_path: Path) -> None:
-    """Three architectures, one-class and tiny clients (alpha 0.05), everyone evaluated."""
+    """Three architectures, a client with one example on a model with BatchNorm, a one-class one."""
     run = run_federation(
-        tmp_path, 4, method=name, alpha=0.05, min_examples=1, num_rounds=2, partition_seed=3
+        tmp_path,
+        6,
+        method=name,
+        alpha=0.05,
+        min_examples=1,
+        partition_seed=4,
+        models="resnet10-w4, cnn5, cnn2",
     )
+    sizes = [(int(r["train_examples"]), len(r["classes"].split())) for r in run.rows("clients")]
+    assert sizes[0] == (1, 1)
+    assert run.rows("clients")[0]["model"] == "resnet10-w4"
     assert run.config["status"] == "completed"
     values = [float(row["value"]) for row in run.rows("metrics")]
     assert values

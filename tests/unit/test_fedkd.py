@@ -284,7 +284,14 @@ def test_contradicting_sizes_are_refused_before_anything_is_summed() -> None:
     ):
         content = pack(bad)
         content[METRICS] = MetricRecord({"train/loss": [1.0, 8.0]})
-        info = {"client-id": 0, "round": 1, "num-examples": 8, "compute-s": 0.1, "worker": "w"}
+        info = {
+            "client-id": 0,
+            "round": 1,
+            "num-examples": 8,
+            "compute-s": 0.1,
+            "worker": "w",
+            "rounds-trained": 0,
+        }
         content[INFO] = ConfigRecord(info)  # type: ignore[arg-type]
         with pytest.raises(PayloadError, match=message):
             server.read(0, 1, content)

@@ -482,7 +482,14 @@ def reply() -> RecordDict:
         [MetricRow("train", "loss", 1.25, 40), MetricRow("pre", "accuracy", 0.5, 10)]
     )
     content[INFO] = ConfigRecord(
-        {"client-id": 3, "round": 2, "num-examples": 40, "compute-s": 0.5, "worker": "0a1b2c3d"}
+        {
+            "client-id": 3,
+            "round": 2,
+            "num-examples": 40,
+            "compute-s": 0.5,
+            "worker": "0a1b2c3d",
+            "rounds-trained": 1,
+        }
     )
     return content
 

@@ -45,7 +45,7 @@ def a_reply(client: int, server_round: int, kind: str = "train") -> RecordDict:
     content[METRICS] = metrics_record([MetricRow("pre", "accuracy", 0.1 * client, 2)])
     content[INFO] = ConfigRecord(
         {
-            "client-id": client, "round": server_round, "worker": "w",
+            "client-id": client, "round": server_round, "worker": "w", "rounds-trained": 0,
             "num-examples": 5 if kind == "train" else 0, "compute-s": 0.25,
         }
     )  # fmt: skip
