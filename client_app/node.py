@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import Context
 
 from data import ClientData, load_client_data, load_device_data
-from models import assign_model
+from models import assign_model, model_info
 from strategies.base.client import ClientContext
-from strategies.base.options import ConfigError
-from strategies.base.run_config import RunConfig, parse_run_config
+from strategies.base.options import ConfigError, unknown_key
+from strategies.base.run_config import DEVICE, RunConfig, parse_run_config
 
 NODE_KEYS = (
     "partition-id", "num-partitions", "client-id", "data-dir", "dataset", "model", "device",
@@ -43,15 +45,23 @@ def client_context(context: Context, server_round: int) -> ClientContext:
     """Assemble everything a client half needs for one round."""
     run = _parse(tuple(sorted(context.run_config.items())))
     node = context.node_config
+    known = dict.fromkeys(NODE_KEYS)
+    for key in node:
+        if key not in known:
+            raise ConfigError(f"node-config: {unknown_key(key, known)}")
     client_id = client_id_of(node)
     torch.set_num_threads(_count(node, "threads", 1))
+    # What costs nothing to check comes before the data, which may be a download.
+    device = _device(str(node.get("device", run.device)))
+    model_name = str(node.get("model") or assign_model(run.models, client_id))
+    model_info(model_name)
     return ClientContext(
         client_id=client_id,
         server_round=server_round,
         run=run,
         data=_data(run, node),
-        model_name=str(node.get("model") or assign_model(run.models, client_id)),
-        device=_device(str(node.get("device", run.device))),
+        model_name=model_name,
+        device=device,
     )
 
 
@@ -74,13 +84,15 @@ def _parse(items: tuple[tuple[str, bool | int | float | str], ...]) -> RunConfig
 
 
 def _data(run: RunConfig, node: Mapping[str, object]) -> ClientData:
-    import dataclasses
-
-    spec = run.data_spec
+    """Return this node's share of a data set (its own copy may lie elsewhere), or its own data."""
+    spec, folder = run.data_spec, node.get("data-dir")
     if "partition-id" in node:
+        places: dict[str, Any] = {"data_dir": str(folder)} if folder else {}
+        if "dataset" in node:
+            places["dataset"] = str(node["dataset"])
         partitions = _count(node, "num-partitions", None)
-        return load_client_data(spec, _count(node, "partition-id", None, minimum=0), partitions)
-    folder = node.get("data-dir")
+        number = _count(node, "partition-id", None, minimum=0)
+        return load_client_data(dataclasses.replace(spec, **places), number, partitions)
     if not folder:
         raise ConfigError(
             "data-dir: this node has neither a data folder nor a partition; start it with "
@@ -101,6 +113,8 @@ def _count(node: Mapping[str, object], key: str, default: int | None, minimum: i
 def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not DEVICE.fullmatch(name):
+        raise ConfigError(f"device = {name!r} in node-config: accepted is auto, cpu or cuda:N")
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(

@@ -10,6 +10,7 @@ from pathlib import Path
 from server_app import debug
 from server_app.compare import command as compare
 from server_app.costs import command as costs
+from server_app.run_directory import is_in_use
 from strategies.base.options import ConfigError
 
 
@@ -51,9 +52,11 @@ def _check(options: argparse.Namespace) -> int:
     if not path.is_file():
         raise ConfigError(f"{options.directory}: there is no run here (no config.json)")
     info = json.loads(path.read_text(encoding="utf-8"))
-    reason = f": {info['reason']}" if info.get("reason") else ""
-    print(f"{info['run_name']}: {info['status']}{reason}")
-    return 0 if info["status"] == "completed" else 1
+    status, reason = info["status"], f": {info['reason']}" if info.get("reason") else ""
+    if status == "running" and not is_in_use(options.directory):
+        status, reason = "interrupted", f": go on with resume='{info['run_name']}'"
+    print(f"{info['run_name']}: {status}{reason}")
+    return 0 if status == "completed" else 1
 
 
 def _report(options: argparse.Namespace) -> int:

@@ -25,9 +25,11 @@ def execute(options: argparse.Namespace) -> int:
 
     from client_app.app import app as client_app
     from server_app.app import app as server_app
+    from server_app.inbox import GridError
     from server_app.inprocess import InProcessGrid
     from server_app.round import RunError
     from strategies.base.server import RosterError
+    from strategies.base.state import StateError
 
     if options.clients < 1:
         raise ConfigError(f"--clients = {options.clients}: accepted is an integer of at least 1")
@@ -36,7 +38,7 @@ def execute(options: argparse.Namespace) -> int:
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config)
     try:
         server_app(grid=grid, context=context)
-    except (RunError, RosterError):
+    except (RunError, RosterError, GridError, StateError):
         return 1  # the reason has been printed
     return 0
 

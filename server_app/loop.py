@@ -86,6 +86,8 @@ class RoundLoop:
         self.recorder.begin(keep_rounds=done)
         self._note_roster_problems(done)
         say(console.cards_table(self.strategy.cards))
+        if self.run.sample_fraction < 1:
+            say("clients that have not trained yet are evaluated with their initial models")
         result = Result()
         for number in range(done + 1, self.run.num_rounds + 1):
             outcome = self._round(number)
@@ -213,7 +215,7 @@ class RoundLoop:
         if accuracy is not None and self.best is not None:
             shown = (
                 f"accuracy {console.percent(accuracy)} "
-                f"(best {console.percent(self.best[0])}, {evaluated} clients)"
+                f"(best {console.percent(self.best[0])}, {evaluated} evaluated)"
             )
         scalars = {
             way: sum(
@@ -221,11 +223,13 @@ class RoundLoop:
             )
             for way in ("uplink", "downlink")
         }
+        trained = len({client for client, row in outcome.rows if row.phase == "train"})
         self.durations.append(outcome.seconds)
         recent = self.durations[-5:]
         left = (total - number) * sum(recent) / len(recent)
         say(
-            f"round {number}/{total}  {shown}  up {console.human(scalars['uplink'])}  "
+            f"round {number}/{total}  {trained} of {len(self.strategy.cards)} clients  {shown}  "
+            f"up {console.human(scalars['uplink'])}  "
             f"down {console.human(scalars['downlink'])} scalars  {outcome.seconds:.1f} s  "
             f"left {left:.0f} s"
         )

@@ -172,6 +172,15 @@ def _lock(path: Path) -> FileLock:
     return lock
 
 
+def is_in_use(path: Path) -> bool:
+    """Say whether a process is at work on the run in this directory."""
+    try:
+        _lock(path).release()
+    except ConfigError:
+        return True
+    return False
+
+
 def _refuse_changes(name: str, before: dict[str, Any], now: dict[str, Any]) -> None:
     changed = [
         f"{key}: was {before.get(key)!r}, now {now.get(key)!r}"

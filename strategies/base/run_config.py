@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from data import DATASETS, PARTITIONS, DataSpec
+from models import ModelError, resolve_models
 from strategies.base.method import Method, get_method, method_names
 from strategies.base.options import (
     AUTO,
@@ -155,6 +156,12 @@ def parse_run_config(values: Mapping[str, object]) -> RunConfig:
         raise ConfigError(
             f"method = {run.method!r}: accepted is one of {', '.join(method_names())}"
         )
+    # A user's own `module:factory` can be looked up only where clients run.
+    if ":" not in run.models:
+        try:
+            resolve_models(run.models)
+        except ModelError as error:
+            raise ConfigError(f"models = {run.models!r}: {error}") from error
     configs: dict[str, Any] = {
         name: parse_options(get_method(name).config, values, name + ".") for name in method_names()
     }

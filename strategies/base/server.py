@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from abc import abstractmethod
 from collections import Counter
@@ -16,6 +15,7 @@ from flwr.serverapp.strategy.result import Result
 
 from strategies.base.exchange import INFO, Card, ClientUpdate, MessageFactory, read_reply
 from strategies.base.method import Method
+from strategies.base.options import option_keys
 from strategies.base.payload import PayloadError, Template
 from strategies.base.rng import SERVER, numpy_generator, torch_generator
 from strategies.base.run_config import RunConfig
@@ -238,12 +238,16 @@ class ServerHalf(Strategy, Generic[ServerState]):
         return None
 
     def summary(self) -> None:
-        """Print what is about to run."""
-        settings = dataclasses.asdict(self.config)
+        """Print what is about to run: the method, its options, and what differs from defaults."""
+        defaults = option_keys(RunConfig)
+        values = self.run.flat()
+        own = {k: v for k, v in values.items() if k.startswith(self.method.name + ".")}
+        changed = {k: v for k, v in values.items() if defaults.get(k, v) != v}
         print(f"{self.method.name}: {self.method.summary}", flush=True)
-        print(
-            "  " + (", ".join(f"{k}={v}" for k, v in settings.items()) or "no options"), flush=True
-        )
+        for title, settings in (("options", own), ("settings other than defaults", changed)):
+            if settings:
+                text = ", ".join(f"{k}={v!r}" for k, v in settings.items())
+                print(f"  {title}: {text}", flush=True)
 
     def start(self, grid: Grid, *args: Any, **kwargs: Any) -> Result:
         """Run all rounds through `server_app.loop`, with its records and checkpoints."""

@@ -77,7 +77,8 @@ def test_who_was_away_is_not_averaged_in() -> None:
     """Round 2 has client 1 with class 0 only: class 0 is its word now, class 1 keeps round 1's."""
     server = small_server()
     server.aggregate(1, ROUND)
-    assert server.aggregate(2, [update(1, {0: [1.0, 1.0, 1.0]})]) == {"clients_known": 3.0}
+    assert server.aggregate(2, [update(1, {0: [1.0, 1.0, 1.0]})]) == {"clients_known": 2.0}
+    assert set(server.state.logits) == {"0", "1"}  # nothing of client 2 is needed any more
     assert received(server, 0) == {0: [1.0, 1.0, 1.0]}
     assert received(server, 2) == {0: [1.0, 1.0, 1.0], 1: [0.0, 9.0, 0.0]}
     # Client 1 is left out of what it alone said last.

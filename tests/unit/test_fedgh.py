@@ -23,7 +23,7 @@ def fit(
     classes: int, uplinks: list[Uplink], seed: int = 0, **options: object
 ) -> tuple[Tensor, Tensor, float]:
     """Fit a head that starts at zero."""
-    config = Config(**options)  # type: ignore[arg-type]
+    config = Config(**{"server_batch_size": 32, **options})  # type: ignore[arg-type]
     width = uplinks[0].prototypes.shape[1]
     generator = torch.Generator().manual_seed(seed)
     return fit_head(
@@ -85,9 +85,9 @@ def test_only_the_shuffled_walk_draws() -> None:
 def test_the_head_passed_in_is_not_changed() -> None:
     weight, bias = torch.zeros(2, 2), torch.zeros(2)
     for walk in ("shuffled", "clients"):
-        new_weight, _, _ = fit_head(
-            weight, bias, [uplink([0], [[1, 2]])], Config(walk=walk), generator=torch.Generator()
-        )
+        config = Config(walk=walk, server_batch_size=32)
+        sent = [uplink([0], [[1, 2]])]
+        new_weight, _, _ = fit_head(weight, bias, sent, config, generator=torch.Generator())
         assert new_weight.abs().max() > 0
         assert weight.abs().max() == bias.abs().max() == 0
 

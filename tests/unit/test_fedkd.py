@@ -359,8 +359,10 @@ class Forgetful(InProcessGrid):
 def test_a_client_that_lost_its_state_comes_back(tmp_path: Path) -> None:
     run = run_small(tmp_path, 3, num_rounds=4, evaluate_when="post", grid_class=Forgetful)
     assert run.config["status"] == "completed"
-    (failure,) = run.rows("failures")
+    failure, noticed = run.rows("failures")
     assert (failure["client"], failure["round"]) == ("1", "3")
+    assert (noticed["client"], noticed["round"], noticed["kind"]) == ("1", "4", "state")
+    assert "its private state knows 0 of 2 rounds" in noticed["reason"]
     assert "holds none; theta comes whole the next time" in failure["reason"]
     rows = run.rows("traffic")
     (size,) = set(scalars(rows, "downlink", round=1))

@@ -155,17 +155,30 @@ def test_messages_are_pushed_a_few_at_a_time_and_lazily() -> None:
     assert inbox.outstanding("train") == 2 * PUSH_CHUNK + 3
 
 
-def test_refused_messages_raise() -> None:
+def test_a_node_that_left_is_a_failure_of_its_own() -> None:
+    """A SuperNode can sign off between the choice of participants and the push."""
     grid = FakeGrid()
     grid.refuse = {1}
-    with pytest.raises(GridError, match="refused 1 of 3 messages of kind train"):
-        Inbox(cast(Grid, grid)).push((cast(Message, "x"), Sent("train", i, i)) for i in range(3))
+    inbox = Inbox(cast(Grid, grid))
+    inbox.push((cast(Message, "x"), Sent("train", i, i)) for i in range(3))
+    [gone] = inbox.arrived()
+    assert (gone.sent.client_id, gone.message) == (1, None)
+    assert "left before" in str(gone.reason)
+    assert inbox.outstanding("train") == 2
+
+
+def test_one_node_is_given_up_on() -> None:
+    inbox = Inbox(cast(Grid, FakeGrid()))
+    inbox.push((cast(Message, "x"), Sent("query", i, None)) for i in range(3))
+    [lost] = inbox.give_up("query", node_id=1)
+    assert lost.sent.node_id == 1
+    assert inbox.outstanding("query") == 2
 
 
 def test_missing_ids_raise() -> None:
     grid = FakeGrid()
     grid.push_messages = lambda messages: []  # type: ignore[method-assign, assignment]
-    with pytest.raises(GridError, match="refused 1 of 1"):
+    with pytest.raises(GridError, match="refused 1 messages of kind query"):
         Inbox(cast(Grid, grid)).push([(cast(Message, "x"), Sent("query", 0, None))])
 
 

@@ -9,6 +9,7 @@ import pytest
 from server_app.recorder import HEADERS, Recorder, read_rows, weighted_mean
 from server_app.round import Failure, RoundResult, Traffic
 from strategies.base.exchange import MetricRow
+from strategies.base.state import StateError
 
 
 def a_round(number: int, *, accuracies: tuple[float, ...] = (0.5, 1.0)) -> RoundResult:
@@ -161,7 +162,14 @@ def test_a_cut_through_a_character_is_survived(tmp_path: Path) -> None:
     path = tmp_path / "failures.csv"
     path.write_bytes(path.read_bytes()[: -len("ß\r\n".encode()) + 1])
     assert [row["reason"] for row in read_rows(path)] == ["Datei fehlt"]
-    Recorder(tmp_path).begin(1)
+    Recorder(tmp_path).begin(0)
+
+
+def test_a_round_that_is_not_recorded_is_not_resumed_after(tmp_path: Path) -> None:
+    """A checkpoint is on the disk after its records; if they lack a round, something is wrong."""
+    Recorder(tmp_path).begin(0)
+    with pytest.raises(StateError, match="round 1 is not recorded"):
+        Recorder(tmp_path).begin(2)
 
 
 def test_reasons_with_line_breaks_come_back(tmp_path: Path) -> None:

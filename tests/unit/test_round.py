@@ -193,7 +193,10 @@ def damaged(content: RecordDict, case: str) -> RecordDict:
     [
         ("nan", "entangled_rep: 512 of 512 values are NaN"),
         ("bytes", "float32: header says"),
-        ("examples", "num-examples: rests on 1000000000000 examples, the card says 5"),
+        (
+            "examples",
+            "num-examples: rests on 1000000000000 examples, at the roll call",
+        ),
         ("test examples", "pre/accuracy: rests on"),
         ("round", "round: the reply says 1, expected 2"),
         ("client", "client-id: the reply says 2, expected 1"),

@@ -184,11 +184,32 @@ def test_cards_are_written_and_compared_on_resume(tmp_path: Path) -> None:
     assert [line.split(",")[0] for line in lines] == ["client", "0", "1", "2"]
     assert lines[2].replace("1", "0", 1).startswith("0,cnn5,10,500,512,10,1,32,aa,0 2,4 1,5,0,2")
     for changed, text in (
-        ({"model": "cnn1"}, "client 0: model was cnn5 when the run began and is cnn1 now"),
-        ({"data_hash": "y"}, "client 0: data_hash was x when the run began and is y now"),
+        ({"model": "cnn1"}, "client 0: model was cnn5 when it joined and is cnn1 now"),
+        ({"data_hash": "y"}, "client 0: data_hash was x when it joined and is y now"),
     ):
-        with pytest.raises(ConfigError, match=text):
-            again.write_cards({0: a_card(0, **changed)})
+        assert text in str(again.refuse(a_card(0, **changed)))
+    assert again.refuse(a_card(0)) is None
+    assert again.refuse(a_card(7)) is None
+
+
+def test_a_name_whose_run_never_began_is_free(tmp_path: Path) -> None:
+    """A run that failed at its roll call has left nothing; a run with rounds is kept."""
+    failed = made(tmp_path)
+    failed.set_status("failed", reason="no data")
+    failed.release()
+    again = made(tmp_path)
+    again.set_status("failed", reason="later")
+    (tmp_path / "a" / "rounds.csv").write_text("round\r\n")
+    again.release()
+    with pytest.raises(ConfigError, match="exists"):
+        made(tmp_path)
+
+
+def test_damaged_configuration_is_named(tmp_path: Path) -> None:
+    made(tmp_path).release()
+    (tmp_path / "a" / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"config.json: damaged"):
+        RunDirectory.open(config(tmp_path, resume="a"))
 
 
 def test_no_partial_files_are_left(tmp_path: Path) -> None:

@@ -137,3 +137,47 @@ def test_clients_do_not_share_files(tmp_path: Path) -> None:
     path = first.newest_before(2)
     assert path is not None
     assert first.load(path, State(torch.zeros(2)))[0].weight.tolist() == [1, 1]
+
+
+def test_states_of_lost_rounds_are_forgotten(tmp_path: Path) -> None:
+    """Session A saved round 6, the server resumed at 5, and the client missed B's round 6.
+
+    Neither pruning nor a third session may prefer A's round 6 to the round 5 that counts.
+    """
+    first = StateStore(tmp_path, ABOUT, session="a")
+    for number in (5, 6):
+        first.save(number, State(torch.full((2,), float(number))), number)
+    second = StateStore(tmp_path, ABOUT, session="b", resumed_at=5)
+    second.discard_lost()
+    prune_rounds(tmp_path, 6)
+    assert names(tmp_path) == [5]
+    assert str(second.newest_before(8)).endswith("round-00005.safetensors")
+    third = StateStore(tmp_path, ABOUT, session="c", resumed_at=8)
+    third.discard_lost()
+    assert str(third.newest_before(9)).endswith("round-00005.safetensors")
+
+
+def test_own_and_finished_rounds_are_not_forgotten(tmp_path: Path) -> None:
+    for session, number in (("a", 3), ("b", 4)):
+        StateStore(tmp_path, ABOUT, session=session).save(number, State(torch.ones(2)), 1)
+    StateStore(tmp_path, ABOUT, session="b", resumed_at=3).discard_lost()
+    assert names(tmp_path) == [3, 4]
+
+
+def test_another_runs_states_are_left_alone(tmp_path: Path) -> None:
+    """They are refused on loading, by name; deleting them is not this run's business."""
+    saved(tmp_path, 7)
+    StateStore(tmp_path, {**ABOUT, "run": "token-b"}, session="b").discard_lost()
+    assert names(tmp_path) == [7]
+
+
+def test_damaged_files_are_set_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A client whose newest state is torn goes on from the one before, and says so."""
+    kept = saved(tmp_path, 2, 5)
+    newest = kept.newest_before(6)
+    assert newest is not None
+    newest.write_bytes(newest.read_bytes()[:40])
+    kept.discard_lost()
+    assert str(kept.newest_before(6)).endswith("round-00002.safetensors")
+    assert "round-00005" in capsys.readouterr().out
+    assert (tmp_path / "round-00005.damaged").is_file()
