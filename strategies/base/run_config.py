@@ -161,7 +161,8 @@ def parse_run_config(values: Mapping[str, object]) -> RunConfig:
         try:
             resolve_models(run.models)
         except ModelError as error:
-            raise ConfigError(f"models = {run.models!r}: {error}") from error
+            accepted = "accepted is a group, a comma list to cycle over, or pairs id=name"
+            raise ConfigError(f"models = {run.models!r}: {accepted}; {error}") from error
     configs: dict[str, Any] = {
         name: parse_options(get_method(name).config, values, name + ".") for name in method_names()
     }

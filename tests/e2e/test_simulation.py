@@ -5,41 +5,23 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from server_app.flower.runs import FlowerRun, FlowerSimulation
+from server_app.flower.runs import FlowerSimulation
+from tests.e2e.conftest import LIMIT, ROOT, Simulate
 from tests.support import SMALL, Outcome, run_federation
 
 pytestmark = pytest.mark.e2e
-ROOT = Path(__file__).parents[2]
-LIMIT = 300.0
-
-
-@pytest.fixture(scope="module")
-def flower(dataset_cache: Path) -> Iterator[FlowerSimulation]:
-    with FlowerSimulation(environment={"WILDFLOWER_CACHE": str(dataset_cache)}) as simulation:
-        yield simulation
-
-
-def simulate(
-    flower: FlowerSimulation, directory: Path, clients: int = 3, workers: int = 2, **config: object
-) -> tuple[FlowerRun, Outcome]:
-    keys = {k.replace("__", ".").replace("_", "-"): v for k, v in config.items()}
-    name = str(keys.get("resume") or keys.setdefault("run-name", "run"))
-    values = {**SMALL, "output-dir": str(directory), **keys}
-    run = flower.run(ROOT, values, clients=clients, workers=workers, timeout=LIMIT)  # type: ignore[arg-type]
-    return run, Outcome(directory / name)
 
 
 def test_ray_equals_the_same_process_whatever_the_workers(
-    flower: FlowerSimulation, tmp_path: Path
+    simulate: Simulate, tmp_path: Path
 ) -> None:
     """U44, U49: one worker, two workers and no worker at all give the same files."""
-    two, in_two = simulate(flower, tmp_path / "two", workers=2)
-    one, in_one = simulate(flower, tmp_path / "one", workers=1)
+    two, in_two = simulate(tmp_path / "two", workers=2)
+    one, in_one = simulate(tmp_path / "one", workers=1)
     here = run_federation(tmp_path / "here", 3)
     assert two.completed, two.log
     assert one.completed, one.log
@@ -58,14 +40,12 @@ def test_ray_equals_the_same_process_whatever_the_workers(
     assert "report.html" in two.log
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [("sample-fraction", 5.0), ("method", "fedfomo"), ("lr", "fast")]
-)
+@pytest.mark.parametrize(("key", "value"), [("sample-fraction", 5.0), ("models", "resnet99")])
 def test_wrong_value_fails_the_run_before_any_data(
-    flower: FlowerSimulation, tmp_path: Path, key: str, value: object
+    simulate: Simulate, tmp_path: Path, key: str, value: object
 ) -> None:
     """U29: one line with key, value and what is accepted; nothing is left behind."""
-    run, _ = simulate(flower, tmp_path, **{key: value})
+    run, _ = simulate(tmp_path, **{key: value})
     assert run.status == "finished:failed"
     line = next(line for line in run.log.splitlines() if "configuration error" in line)
     assert key in line
@@ -74,24 +54,19 @@ def test_wrong_value_fails_the_run_before_any_data(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_missing_data_fails_the_run_and_says_what_to_do(
-    flower: FlowerSimulation, tmp_path: Path
-) -> None:
+def test_missing_data_fails_the_run_and_says_what_to_do(simulate: Simulate, tmp_path: Path) -> None:
     """U56: the folder looked in and what is expected there."""
-    run, left = simulate(
-        flower, tmp_path, dataset="imagefolder", data_dir=str(tmp_path / "nowhere"), subset=1.0
-    )
+    nowhere = str(tmp_path / "nowhere")
+    run, left = simulate(tmp_path, dataset="imagefolder", data_dir=nowhere, subset=1.0)
     assert run.status == "finished:failed"
     assert "nowhere" in run.log
     assert left.config["status"] == "failed"
     assert "nowhere" in left.config["reason"]
 
 
-def test_round_without_valid_answers_fails_the_run(
-    flower: FlowerSimulation, tmp_path: Path
-) -> None:
+def test_round_without_valid_answers_fails_the_run(simulate: Simulate, tmp_path: Path) -> None:
     """A learning rate that diverges on every client: named, and the run does not complete."""
-    run, left = simulate(flower, tmp_path, lr=1e30)
+    run, left = simulate(tmp_path, lr=1e30)
     assert run.status == "finished:failed"
     assert "none of 3 participants answered validly" in run.log
     assert "loss_ce became" in run.log
@@ -99,7 +74,7 @@ def test_round_without_valid_answers_fails_the_run(
 
 
 def test_killed_server_resumes_to_the_same_numbers(
-    flower: FlowerSimulation, tmp_path: Path
+    flower: FlowerSimulation, simulate: Simulate, tmp_path: Path
 ) -> None:
     """U21 with real processes: kill -9 of the simulation in round 4, then a resume to round 6."""
     config = {"num-rounds": 6, "subset": 0.5, "local-epochs": 2}
@@ -118,8 +93,32 @@ def test_killed_server_resumes_to_the_same_numbers(
             continue
     killed = Outcome(tmp_path / "run")
     assert killed.config["status"] == "running"
-    run, resumed = simulate(flower, tmp_path, resume="run", **config)
+    run, resumed = simulate(tmp_path, resume="run", **config)
     assert run.completed, run.log
     whole = run_federation(tmp_path / "whole", 3, num_rounds=6, subset=0.5, local_epochs=2)
     assert resumed.text("metrics.csv") == whole.text("metrics.csv")
     assert resumed.text("traffic.csv") == whole.text("traffic.csv")
+
+
+def test_own_folder_and_own_model(simulate: Simulate, tmp_path: Path) -> None:
+    """README: an image folder split over the clients, a factory by its module, ids by map."""
+    from PIL import Image
+
+    for part, count in (("train", 24), ("test", 8)):
+        for number, name in enumerate(("ant", "bee", "cow")):
+            (tmp_path / "pictures" / part / name).mkdir(parents=True)
+            for k in range(count):
+                image = Image.new("RGB", (32, 32), color=(80 * number, 10 * k, 90))
+                image.save(tmp_path / "pictures" / part / name / f"{k}.png")
+    done, run = simulate(
+        tmp_path,
+        dataset="imagefolder",
+        data_dir=str(tmp_path / "pictures"),
+        partition="iid",
+        subset=1.0,
+        models="1=own_models:tiny, *=cnn5",
+    )
+    assert done.completed, done.log
+    assert [r["model"] for r in run.rows("clients")] == ["cnn5", "own_models:tiny", "cnn5"]
+    assert {r["raw_dim"] for r in run.rows("clients")} == {"500", "64"}
+    assert sum(int(r["train_examples"]) for r in run.rows("clients")) > 50
