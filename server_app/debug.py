@@ -38,8 +38,10 @@ def execute(options: argparse.Namespace) -> int:
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config)
     try:
         server_app(grid=grid, context=context)
+    except ConfigError:
+        return 2  # the reason has been printed, here and below
     except (RunError, RosterError, GridError, StateError):
-        return 1  # the reason has been printed
+        return 1
     return 0
 
 
