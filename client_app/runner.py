@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,9 +120,9 @@ class Session:
     @classmethod
     def open(cls, message: Message, context: Context, method: Method) -> Session:
         """Load or build the client's state and put the downlink into it."""
-        control = message.content[CONTROL]
-        local = client_context(context, int(control["round"]))  # type: ignore[arg-type]
-        root = state_root(local.run, context.node_config, str(control["run-name"]))
+        control: Mapping[str, Any] = message.content[CONTROL]
+        local = client_context(context, control["round"])
+        root = state_root(local.run, context.node_config, control["run-name"])
         directory = state_directory(root, client_id_of(context.node_config))
         store = StateStore(
             directory,
@@ -130,17 +131,17 @@ class Session:
                 "model": local.model_name,
                 "client": local.client_id,
                 "seed": local.run.seed,
-                "run": str(control["token"]),
+                "run": control["token"],
             },
-            session=str(control["session"]),
-            resumed_at=int(control["resumed-at"]),  # type: ignore[arg-type]
+            session=control["session"],
+            resumed_at=control["resumed-at"],
             # A simulation's states need not survive a power cut; a device's must.
             durable="ray" not in sys.modules,
         )
         store.discard_lost()
         half = method.client()
         session = cls(local, half, None, None, store, 0)
-        session.state, session.rounds_trained = session.restore(bool(control["final"]))
+        session.state, session.rounds_trained = session.restore(control["final"])
         session.downlink = unpack(
             method.downlink, message.content, local.dims, half.templates(local)
         )
@@ -149,7 +150,7 @@ class Session:
         for module in modules_of(session.state):
             module.eval()
         half.receive(local, session.state, session.downlink)
-        prune_rounds(directory, int(control["keep-from"]))  # type: ignore[arg-type]
+        prune_rounds(directory, control["keep-from"])
         return session
 
     def restore(self, after_last_round: bool) -> tuple[Any, int]:
