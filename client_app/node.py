@@ -15,7 +15,7 @@ from data import ClientData, load_client_data, load_device_data
 from models import assign_model, model_info
 from strategies.base.client import ClientContext
 from strategies.base.options import ConfigError, unknown_key
-from strategies.base.run_config import DEVICE, RunConfig, parse_run_config
+from strategies.base.run_config import DEVICE, NAME, RunConfig, parse_run_config
 
 NODE_KEYS = (
     "partition-id", "num-partitions", "client-id", "data-dir", "dataset", "model", "device",
@@ -72,6 +72,8 @@ def state_root(run: RunConfig, node: Mapping[str, object], run_name: str) -> Pat
     in node-config names another place. In a simulation over several Ray nodes it must be a
     directory that all of them share, because a client may be simulated on any of them.
     """
+    if not NAME.fullmatch(run_name):  # it comes over the network and becomes a path
+        raise ConfigError(f"run-name = {run_name!r} from the server: not the name of a run")
     own = node.get("state-dir")
     if own:
         return Path(str(own)).expanduser() / run_name

@@ -66,3 +66,5 @@ def test_where_private_states_are_kept(tmp_path: Path) -> None:
     run = parse_run_config({"output-dir": "/runs"})
     assert state_root(run, {}, "r") == Path("/runs/r/clients")
     assert state_root(run, {"state-dir": str(tmp_path)}, "r") == tmp_path / "r"
+    with pytest.raises(ConfigError, match="from the server"):
+        state_root(run, {}, "../../etc")
