@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -143,3 +144,21 @@ def test_wire_is_within_two_percent_of_what_is_declared(name: str, tmp_path: Pat
         assert declared <= sent
         if declared > 12_000:
             assert sent <= 1.02 * declared
+
+
+@pytest.mark.parametrize("name", ["fedre", "fedproto", "fd", "fml"])
+def test_cnn_resnet_mobilenet_and_transformer_together(name: str, tmp_path: Path) -> None:
+    """U01: one method of every family on the ten-model list's unlike members (86 M parameters)."""
+    run = run_federation(
+        tmp_path,
+        4,
+        method=name,
+        models="cnn5, resnet18, mobilenetv2, vit-b32",
+        partition="iid",
+        subset=0.05,
+        num_rounds=1,
+    )
+    assert {r["raw_dim"] for r in run.rows("clients")} == {"500", "512", "1280", "768"}
+    assert {r["feature_dim"] for r in run.rows("clients")} == {"512"}
+    assert len(run.metrics(phase="final", metric="accuracy")) == 4
+    shutil.rmtree(run.path / "clients")  # 340 MB of a transformer
