@@ -260,8 +260,13 @@ def test_weights_decay_and_distillation_can_be_left_out(tmp_path: Path) -> None:
     values = []
     for name, alpha, decay in (("a", 1e-9, 1.0), ("b", 1e-9, 0.5)):
         run = run_federation(
-            tmp_path / name, 2, method="fedgen", fedgen__alpha=alpha, fedgen__decay=decay,
-            fedgen__distillation=False, fedgen__server_steps=2,
+            tmp_path / name,
+            2,
+            method="fedgen",
+            fedgen__alpha=alpha,
+            fedgen__decay=decay,
+            fedgen__distillation=False,
+            fedgen__server_steps=2,
         )
         assert run.metrics(metric="loss_distillation") == []
         rows = run.metrics(metric="loss_generator", round=2)
