@@ -51,11 +51,12 @@ def save_state(
         it; a power cut might.
     """
     tensors, fields = _flatten(state)
+    stored = _without_aliases({key: item.cpu().contiguous() for key, item in tensors.items()})
     header = {"about": json.dumps(dict(about)), "fields": json.dumps(fields)}
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        save_file(tensors, partial, metadata=header)
+        save_file(stored, partial, metadata=header)
         if durable:
             sync(partial)
         partial.replace(path)
@@ -142,7 +143,7 @@ def non_finite_entries(state: Any) -> list[str]:
 
 
 def _flatten(state: Any) -> tuple[dict[str, Tensor], dict[str, list[Any]]]:
-    """Return the tensors by key, and for every field its kind and its keys or value."""
+    """Return the tensors by key, uncopied, and for every field its kind and its keys or value."""
     tensors: dict[str, Tensor] = {}
     fields: dict[str, list[Any]] = {}
     for field in dataclasses.fields(state):
@@ -154,7 +155,7 @@ def _flatten(state: Any) -> tuple[dict[str, Tensor], dict[str, list[Any]]]:
             entries = value
             fields[name] = ["mapping", list(entries)]
         elif isinstance(value, Tensor):
-            tensors[name] = value.detach().cpu().contiguous()
+            tensors[name] = value.detach()
             fields[name] = ["tensor", None]
             continue
         elif value is None or isinstance(value, SCALARS) or _is_scalar_list(value):
@@ -166,8 +167,8 @@ def _flatten(state: Any) -> tuple[dict[str, Tensor], dict[str, list[Any]]]:
                 "modules, tensors, mappings of tensors, scalars or lists of scalars"
             )
         for key, item in entries.items():
-            tensors[f"{name}/{key}"] = item.detach().cpu().contiguous()
-    return _without_aliases(tensors), fields
+            tensors[f"{name}/{key}"] = item.detach()
+    return tensors, fields
 
 
 def _is_scalar_list(value: object) -> bool:
