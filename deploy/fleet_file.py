@@ -111,15 +111,15 @@ def _tls(value: object, source: Path) -> Tls:
     tls = _options(Tls, value, "tls")
     files = {"ca": tls.ca, "certificate": tls.certificate, "key": tls.key}
     missing = [key for key, file in files.items() if not file]
-    if missing and len(missing) < len(files):
+    if len(missing) == len(files):
+        return tls
+    if missing:
         raise ConfigError(
             f"tls.{missing[0]} = '': accepted are all three of ca, certificate and key, or none"
         )
     # Relative to the fleet file, wherever the command is started.
     base = source.expanduser().absolute().parent
-    found = {
-        key: str(base / Path(file).expanduser()) if file else "" for key, file in files.items()
-    }
+    found = {key: str(base / Path(file).expanduser()) for key, file in files.items()}
     return Tls(days=tls.days, **found)
 
 
