@@ -17,6 +17,9 @@ from models import SplitModel
 from strategies.base.client import ClientContext
 from strategies.base.options import AUTO
 
+GradientHook = Callable[[], dict[str, Tensor]]
+"""Called between the backward pass and the optimiser's step; may change gradients, and returns
+named values of the step to be recorded."""
 LossFunction = Callable[[Tensor, Tensor], dict[str, Tensor]]
 """From normalised images (B, C, H, W) and labels (B,) to named loss terms, already weighted."""
 
@@ -36,6 +39,7 @@ def train_epochs(
     epochs: int | None = None,
     split: Split | None = None,
     lr_factor: float = 1.0,
+    gradient_hook: GradientHook | None = None,
 ) -> dict[str, float]:
     """Train modules on the client's training examples.
 
@@ -59,11 +63,15 @@ def train_epochs(
         Examples to train on; default: all the client's training examples.
     lr_factor : float
         Scales the learning rate, for methods with a schedule over rounds.
+    gradient_hook : callable, optional
+        For methods that work on gradients: called in every step after clipping. What it returns
+        is recorded like a loss term, but is not part of "loss".
 
     Returns
     -------
     dict
-        Mean of every loss term per example over all steps, their sum as "loss";
+        Mean of every loss term per example over all steps, their sum as "loss"; the means of what
+        `gradient_hook` returned;
         "examples_seen", the number of examples in all steps; and "flops", the floating-point
         operations of all steps, forward and backward (see `client_app.flops`).
 
@@ -80,6 +88,7 @@ def train_epochs(
     generator = context.generator("batches")
     totals: dict[str, float] = {}
     last: dict[str, str] = {}
+    objective: set[str] = set()
     seen = 0
     for epoch in range(context.run.local_epochs if epochs is None else epochs):
         steps: list[dict[str, Tensor]] = []
@@ -89,10 +98,12 @@ def train_epochs(
         ):
             seen_by_model = augment(context.run.augment, images, generator)
             with flops.counting(len(labels)):
-                terms = _step(
-                    context, optimizer, modules, loss_function, seen_by_model, labels, clip_norm
-                )
-            steps.append(terms)
+                terms, observed = _step(
+                    context, optimizer, modules, loss_function, seen_by_model, labels, clip_norm,
+                    gradient_hook,
+                )  # fmt: skip
+            objective |= terms.keys()
+            steps.append(terms | observed)
             sizes.append(len(labels))
         # One look at the losses an epoch: on a GPU a look at every step would stall it.
         _add_epoch(context, epoch, steps, sizes, totals, last)
@@ -101,7 +112,8 @@ def train_epochs(
         module.eval()
     means = {name: total / seen for name, total in totals.items()}
     counters = {"examples_seen": float(seen), "flops": flops.total(seen)}
-    return {"loss": sum(means.values()), **means, **counters}
+    loss = sum(mean for name, mean in means.items() if name in objective)
+    return {"loss": loss, **means, **counters}
 
 
 def cross_entropy_of(model: nn.Module) -> LossFunction:
@@ -181,7 +193,9 @@ def _step(
     images: Tensor,
     labels: Tensor,
     clip_norm: float | None,
-) -> dict[str, Tensor]:
+    gradient_hook: GradientHook | None,
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Make one step; return the loss terms, and what the hook observed."""
     with precision(context):
         terms = loss_function(images, labels)
     optimizer.zero_grad(set_to_none=True)
@@ -189,7 +203,12 @@ def _step(
     if clip_norm is not None:
         for module in modules:
             nn.utils.clip_grad_norm_(module.parameters(), clip_norm)
+    observed = gradient_hook() if gradient_hook is not None else {}
     optimizer.step()
+    return _detached(terms), _detached(observed)
+
+
+def _detached(terms: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: term.detach().float() for name, term in terms.items()}
 
 

@@ -48,45 +48,79 @@ def load_arrays(state: State, received: StateArrays) -> None:
             state[name].copy_(torch.tensor(item))
 
 
-def mean_states(states: Iterable[tuple[StateArrays, int]]) -> dict[str, Tensor]:
-    """Average states: sum_k n_k state_k / sum_k n_k; of integer entries, the maximum.
+def state_views(state: State) -> dict[str, NDArray[Any]]:
+    """Return all entries without copying where they are on the CPU and contiguous.
+
+    For what is packed at once: packing copies.
+    """
+    return {name: item.detach().cpu().contiguous().numpy() for name, item in state.items()}
+
+
+class RunningMean:
+    """Weighted means by entry, of states that need not have the same entries, read once.
+
+    Sums are in float64 and in the order of `add`, which methods call in the order of client ids,
+    so that a mean does not depend on who is fastest. Integers are counters, such as BatchNorm's
+    `num_batches_tracked`, of which a mean has no meaning: their maximum is kept. Memory does not
+    grow with the number of states.
+    """
+
+    def __init__(self) -> None:
+        self._totals: dict[str, NDArray[Any]] = {}
+        self._weights: dict[str, float] = {}
+        self._dtypes: dict[str, np.dtype[Any]] = {}
+
+    def add(self, state: StateArrays, weight: float) -> None:
+        """Add a state with weight > 0; nothing of it is kept."""
+        for name, item in state.items():
+            known = name in self._totals
+            if item.dtype.kind != "f":
+                self._totals[name] = np.maximum(self._totals.get(name, item), item)
+            elif known:
+                self._totals[name] += np.multiply(item, weight, dtype=np.float64)
+            else:
+                self._totals[name] = np.array(np.multiply(item, weight, dtype=np.float64))
+            self._weights[name] = self._weights.get(name, 0.0) + weight
+            self._dtypes[name] = item.dtype
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The sum of the weights of the states that had an entry, by entry."""
+        return dict(self._weights)
+
+    def means(self) -> dict[str, Tensor]:
+        """Return the mean of every entry that was added, in the dtype received."""
+        return {
+            name: torch.tensor(
+                (total / self._weights[name] if dtype.kind == "f" else total).astype(dtype)
+            )
+            for (name, total), dtype in zip(
+                self._totals.items(), self._dtypes.values(), strict=True
+            )
+        }
+
+
+def mean_states(states: Iterable[tuple[StateArrays, float]]) -> dict[str, Tensor]:
+    """Average states: sum_k n_k state_k / sum_k n_k for every entry, over those that have it.
 
     Parameters
     ----------
-    states : iterable of (mapping, int)
-        States with equal entries, and their weights n_k >= 1, at least one pair. Read once and
-        not kept: the memory needed does not grow with the number of clients.
+    states : iterable of (mapping, float)
+        States and their weights n_k > 0, at least one pair; see `RunningMean`.
 
     Returns
     -------
     dict of str to Tensor
-        Entries of the dtype received, sharing no memory with any client's. Sums are in float64
-        and in the order of arrival, which is the order of client ids, so that the result does
-        not depend on who is fastest. Integers are counters, such as BatchNorm's
-        `num_batches_tracked`, of which a mean has no meaning.
+        Entries of the dtype received, sharing no memory with any client's.
 
     Raises
     ------
     ValueError
         If there is no state.
     """
-    totals: dict[str, NDArray[Any]] = {}
-    dtypes: dict[str, np.dtype[Any]] = {}
-    weight = 0
-    for state, count in states:
-        weight += count
-        for name, item in state.items():
-            if item.dtype.kind == "f":
-                term = np.asarray(np.multiply(item, count, dtype=np.float64))
-                totals[name] = totals[name] + term if name in totals else term
-            else:
-                totals[name] = np.maximum(totals.get(name, item), item)
-            dtypes[name] = item.dtype
-    if not weight:
+    mean = RunningMean()
+    for state, weight in states:
+        mean.add(state, weight)
+    if not mean.weights:
         raise ValueError("no state to average")
-    return {
-        name: torch.tensor(
-            (total / weight if dtypes[name].kind == "f" else total).astype(dtypes[name])
-        )
-        for name, total in totals.items()
-    }
+    return mean.means()

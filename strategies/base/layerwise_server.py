@@ -1,0 +1,172 @@
+"""Weights shared by layer inside a family of architectures: the server half; see `layerwise`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from models import InputShape, SplitModel, build_model
+from strategies.base.exchange import Card, ClientUpdate
+from strategies.base.layerwise import Layout, WeightsServerState, layout_of
+from strategies.base.payload import Template
+from strategies.base.rng import SERVER, derive_seed, isolated_torch_rng
+from strategies.base.server import ServerHalf
+from strategies.base.weights import RunningMean, state_views
+
+T = TypeVar("T", bound=WeightsServerState)
+
+
+class LayerwiseServer(ServerHalf[T], Generic[T]):
+    """A server half that keeps the mean of every layer; reads the options of `LayerwiseConfig`.
+
+    A subclass with a state of its own overrides `new_state`; one that does more than averaging
+    overrides `aggregate`, and `make_downlink` if more than weights goes out.
+    """
+
+    def __init__(self, run: Any) -> None:
+        super().__init__(run)
+        self._layouts: dict[str, Layout] = {}
+        self._shape: InputShape | None = None
+
+    def new_state(self, layerwise: bool, weights: dict[str, Tensor]) -> T:
+        """Return the state before round 1."""
+        return WeightsServerState(layerwise, weights)  # type: ignore[return-value]
+
+    def initial_state(self) -> T:
+        """Draw the first weights from the run's seed; the deepest network's come first."""
+        models = self._by_size(card.model for card in self.cards.values())
+        wanted = self.config.aggregation
+        layerwise = wanted == "layerwise" or (wanted == "auto" and self._clash(models) is None)
+        print(
+            f"weights are averaged {'by layer' if layerwise else 'within each architecture'}: "
+            + ", ".join(models),
+            flush=True,
+        )
+        state = self.new_state(layerwise, {})
+        for model in models:
+            self._add_architecture(state, model)
+        return state
+
+    def templates(self, card: Card) -> Mapping[str, Template]:
+        """Return what an uplink must hold: the client's own architecture."""
+        layout = self.layout(card.model)
+        return {"weights": layout.weights, "buffers": layout.buffers}
+
+    def make_downlink(self, card: Card, server_round: int) -> Any:
+        """Return the current means of the client's entries."""
+        return self.method.downlink(**self.weights_for(card))
+
+    def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+        """Replace every entry by its mean over the round's clients that have it, streaming."""
+        self.average(updates)
+        return {}
+
+    def evaluates_test(self, clients: Sequence[int]) -> set[int]:
+        """Return who measures a test set that all share: one client of every architecture."""
+        if self.run.test_split != "global" or self.config.buffers == "local":
+            return set(clients)
+        first: dict[str, int] = {}
+        for client_id in sorted(clients):
+            first.setdefault(self.cards[client_id].model, client_id)
+        return set(first.values())
+
+    # What subclasses use ------------------------------------------------------------------------
+
+    def weights_for(self, card: Card) -> dict[str, dict[str, NDArray[Any]]]:
+        """Return the downlink's fields `weights` and `buffers`: views, to be packed at once."""
+        if card.model not in self._layouts or not self._holds(card.model):
+            self._add_architecture(self.state, card.model)
+        layout, held = self.layout(card.model), self.state.weights
+        return {
+            field: state_views({name: held[self.key(card.model, name)] for name in template})
+            for field, template in (("weights", layout.weights), ("buffers", layout.buffers))
+        }
+
+    def average(self, updates: Iterable[ClientUpdate]) -> None:
+        """Fold the round's weights into the state; an entry that nobody sent stays as it is."""
+        mean = RunningMean()
+        weighted = self.config.mean == "weighted"
+        for update in updates:
+            mean.add(self.received(update), update.num_examples if weighted else 1)
+        self.state.weights |= mean.means()
+
+    def received(self, update: ClientUpdate) -> dict[str, NDArray[Any]]:
+        """Return an uplink's weights and buffers under the server's keys."""
+        model = self.cards[update.client_id].model
+        entries = {**update.uplink.weights, **update.uplink.buffers}
+        return {self.key(model, name): item for name, item in entries.items()}
+
+    def key(self, model: str, name: str) -> str:
+        """Return the server's key of an architecture's entry."""
+        return name if self.state.layerwise else f"{model}/{name}"
+
+    def layout(self, model: str) -> Layout:
+        """Return what travels of an architecture."""
+        if model not in self._layouts:
+            self._layouts[model] = layout_of(self._build(model, "meta"), self.config.buffers)
+        return self._layouts[model]
+
+    def owners(self, key: str) -> int:
+        """Return how many of the known clients have the entry that the server keeps under a key."""
+        return sum(
+            any(self.key(card.model, name) == key for name in self.layout(card.model).all)
+            for card in self.cards.values()
+        )
+
+    # Own matters --------------------------------------------------------------------------------
+
+    def _holds(self, model: str) -> bool:
+        held = self.state.weights
+        return all(self.key(model, name) in held for name in self.layout(model).all)
+
+    def _add_architecture(self, state: Any, model: str) -> None:
+        """Draw the entries of an architecture that the server does not have yet."""
+        with isolated_torch_rng(derive_seed(self.run.seed, SERVER, 0, f"weights-{model}")):
+            fresh = self._build(model, "cpu").state_dict()
+        for name in self.layout(model).all:
+            key = name if state.layerwise else f"{model}/{name}"
+            state.weights.setdefault(key, fresh[name].detach().clone())
+
+    def _build(self, model: str, device: str) -> SplitModel:
+        self._shape = self._shape or _shape_of(next(iter(self.cards.values())))
+        with torch.device(device):
+            return build_model(model, self._shape, self.run.feature_dim)
+
+    def _by_size(self, models: Iterable[str]) -> list[str]:
+        """Return different architectures, that with the most entries first."""
+        return sorted(set(models), key=lambda m: (-len(self.layout(m).all), m))
+
+    def _clash(self, models: Iterable[str]) -> str | None:
+        """Return what keeps architectures from being averaged by layer, or None."""
+        seen: dict[str, tuple[str, Any]] = {}
+        for model in models:
+            for name, kind in self.layout(model).all.items():
+                first, known = seen.setdefault(name, (model, kind))
+                if known != kind:
+                    return f"{name} is {known[0]} in {first} and {kind[0]} in {model}"
+        return None
+
+    def _contradictions(self, cards: list[Card]) -> list[str]:
+        """Add to the base's contradictions an architecture that does not nest with the others."""
+        problems = super()._contradictions(cards)
+        must_nest = self.config.aggregation == "layerwise" or getattr(
+            self.state, "layerwise", False
+        )
+        if problems or not must_nest:
+            return problems
+        self._shape = self._shape or _shape_of(cards[0])
+        clash = self._clash(self._by_size(c.model for c in [*self.cards.values(), *cards]))
+        if clash is None:
+            return []
+        return [
+            f"{clash}, so clients cannot be averaged by layer; choose models of one family, such "
+            f"as resnet10 to resnet26, or {self.method.name}.aggregation = 'architecture'"
+        ]
+
+
+def _shape_of(card: Card) -> InputShape:
+    return InputShape(card.channels, card.image_size, card.num_classes)
