@@ -7,14 +7,16 @@ import dataclasses
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,16 +74,37 @@ def _carries(pid: int, variable: str) -> bool:
         return False
 
 
-def end_family(variable: str, known: set[Process]) -> None:
-    """End all processes of a family: politely, then after three seconds for good."""
-    for number, seconds in ((signal.SIGTERM, 3.0), (signal.SIGKILL, 10.0)):
+def end_family(variable: str, known: set[Process], first: str = "") -> None:
+    """End all processes of a family: politely, then after three seconds for good.
+
+    Parameters
+    ----------
+    variable, known
+        As for `family`.
+    first : str, optional
+        A program that is ended before all others, because it takes leave of them.
+    """
+    stages = [(signal.SIGTERM, 3.0, ""), (signal.SIGKILL, 10.0, "")]
+    if first:
+        stages.insert(0, (signal.SIGTERM, 3.0, first))
+    for number, seconds, program in stages:
         deadline = time.monotonic() + seconds
         known = family(variable, known)
-        for process in known:
+        chosen = {process for process in known if not program or _runs(process.pid, program)}
+        for process in chosen:
             process.signal(number)
-        while known and time.monotonic() < deadline:
+        while chosen & known and time.monotonic() < deadline:
             time.sleep(0.1)
             known = family(variable, known)
+
+
+def _runs(pid: int, program: str) -> bool:
+    """Return whether a process runs a program, by itself or through an interpreter."""
+    try:
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:2]
+    except OSError:
+        return False
+    return program in [os.path.basename(part.decode(errors="replace")) for part in arguments]
 
 
 def end_child(process: subprocess.Popen[bytes], seconds: float = 2.0) -> None:
@@ -110,9 +133,21 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def answers(url: str) -> bool:
-    """Return whether a local URL answers with success, past any proxy."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+def answers(url: str, root_certificates: Path | None = None) -> bool:
+    """Return whether a local URL answers with success, past any proxy.
+
+    Parameters
+    ----------
+    url : str
+        Address of a page.
+    root_certificates : Path, optional
+        For https: the certificates of the authorities to trust, in PEM.
+    """
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if root_certificates is not None:
+        context = ssl.create_default_context(cafile=str(root_certificates))
+        handlers.append(urllib.request.HTTPSHandler(context=context))
+    opener = urllib.request.build_opener(*handlers)
     try:
         with opener.open(url, timeout=2.0) as answer:
             return bool(answer.status == 200)
@@ -120,14 +155,42 @@ def answers(url: str) -> bool:
         return False
 
 
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Ctrl-C, the usual request to end, and the loss of the terminal."""
+
+
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ignore Ctrl-C inside the block: a second one must not stop the clean-up of the first."""
+    """Ignore Ctrl-C and its like inside: a second one must not stop the clean-up of the first."""
+    with _handled(STOPPING, signal.SIG_IGN):
+        yield
+
+
+@contextlib.contextmanager
+def terminate_as_interrupt() -> Iterator[None]:
+    """Let a request to end, or the loss of the terminal, end the block as Ctrl-C does."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    with _handled(STOPPING, interrupt):
+        yield
+
+
+@contextlib.contextmanager
+def _handled(
+    numbers: tuple[signal.Signals, ...],
+    handler: Callable[[int, FrameType | None], None] | signal.Handlers,
+) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # What is ignored, by nohup for example, or was set outside Python, stays.
+    unchanged = (signal.SIG_IGN, None)
+    numbers = tuple(number for number in numbers if signal.getsignal(number) not in unchanged)
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
