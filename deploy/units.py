@@ -1,0 +1,155 @@
+"""The text of systemd units: one process, confined, and started again whatever ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from strategies.base.options import ConfigError
+
+STATE = Path("/var/lib")
+"""systemd makes a service's directory here by itself."""
+
+ENVIRONMENT = Path("/opt/wildflower")
+"""The virtual environment in which wildflower is installed on a machine that runs units."""
+
+USER = "wildflower"
+
+# Left out on purpose: MemoryDenyWriteExecute (code made at run time by torch), PrivateDevices and
+# ProtectClock (both close the devices of a GPU), SystemCallFilter (differs between CUDA versions).
+_HARDENING = """\
+NoNewPrivileges=true
+CapabilityBoundingSet={capabilities}
+AmbientCapabilities={capabilities}
+ProtectSystem=strict
+ProtectHome=read-only
+PrivateTmp=true
+ProtectProc=invisible
+ProtectKernelTunables=true
+ProtectKernelModules=true
+ProtectKernelLogs=true
+ProtectControlGroups=true
+ProtectHostname=true
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
+RestrictNamespaces=true
+RestrictRealtime=true
+RestrictSUIDSGID=true
+LockPersonality=true
+SystemCallArchitectures=native
+RemoveIPC=true
+UMask=0077
+"""
+
+_UNIT = """\
+[Unit]
+Description={description}
+Wants=network-online.target
+After={after}
+RequiresMountsFor={mounts}
+StartLimitIntervalSec=0
+
+[Service]
+Type=exec
+User={user}
+WorkingDirectory={home}
+{environment}
+ExecStart={command}
+Restart=always
+RestartSec={restart:g}
+KillMode=mixed
+TimeoutStopSec=30
+{places}
+{hardening}
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def unit_text(
+    description: str,
+    command: Sequence[str],
+    home: Path,
+    variables: Mapping[str, str],
+    *,
+    environment: Path = ENVIRONMENT,
+    user: str = USER,
+    restart_seconds: float = 2.0,
+    writable: Sequence[str] = (),
+    needed: Sequence[str] = (),
+    low_port: bool = False,
+) -> str:
+    """Return the text of a unit.
+
+    Parameters
+    ----------
+    description : str
+        What `systemctl status` shows.
+    command : Sequence of str
+        What runs; a bare name is one of the virtual environment's commands.
+    home : Path
+        Home and working directory of the process, and with /tmp the only place where it writes.
+    variables : Mapping of str to str
+        Its environment, besides HOME, PATH and where Wildflower caches data.
+    environment : Path
+        The virtual environment.
+    user : str
+        Who runs it.
+    restart_seconds : float
+        Pause before it is started again.
+    writable, needed : Sequence of str
+        Further directories that it may write, and that must be mounted before it starts.
+    low_port : bool
+        Whether it may listen below port 1024.
+
+    Raises
+    ------
+    ConfigError
+        For text that a unit cannot carry.
+    """
+    program = command[0] if command[0].startswith("/") else str(environment / "bin" / command[0])
+    complete = {
+        # Caches of libraries go there too; nothing else of the disk can be written.
+        "HOME": str(home),
+        "PATH": f"{environment / 'bin'}:/usr/local/bin:/usr/bin:/bin",
+        "WILDFLOWER_CACHE": str(home / "cache"),
+        **variables,
+    }
+    places = "ReadWritePaths=" + _words([str(home), *writable])
+    if home.is_relative_to(STATE):
+        places = (
+            f"StateDirectory={_words([str(home.relative_to(STATE))])}\nStateDirectoryMode=0700\n"
+            + places
+        )
+    return _UNIT.format(
+        description=_escape(description),
+        after="network-online.target time-sync.target",
+        mounts=_words([str(home), *writable, *needed]),
+        user=user,
+        home=_escape(str(home)),
+        environment=_assignments(complete),
+        command=_words([program, *command[1:]], command=True),
+        restart=restart_seconds,
+        places=places,
+        hardening=_HARDENING.format(capabilities="CAP_NET_BIND_SERVICE" if low_port else ""),
+    )
+
+
+def _assignments(variables: Mapping[str, str]) -> str:
+    return "\n".join(f"Environment={_words([f'{k}={v}'])}" for k, v in variables.items())
+
+
+def _words(words: Sequence[str], command: bool = False) -> str:
+    """Quote words as systemd reads them; in commands a dollar sign is doubled too."""
+    return " ".join(_quote(word.replace("$", "$$") if command else word) for word in words)
+
+
+def _quote(word: str) -> str:
+    if word and not set(word) & set(" \t'\"\\;"):
+        return _escape(word)
+    return '"' + _escape(word.replace("\\", "\\\\").replace('"', '\\"')) + '"'
+
+
+def _escape(text: str) -> str:
+    if not text.isprintable():
+        raise ConfigError(f"{text!r}: a systemd unit cannot carry this text")
+    return text.replace("%", "%%")
