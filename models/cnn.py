@@ -10,15 +10,18 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from models.base import Backbone, InputShape, ModelError
+from models.base import InputShape, ModelError, SplittableBackbone
 from models.registry import register_model
 
 _KERNEL = 5
+_STEM = 3  # layers of `conv` up to the first pooling
 _SMALLEST_IMAGE = 16  # leaves one pixel after two rounds of 5x5 convolution and halving
 
 
-class ConvNet(Backbone):
+class ConvNet(SplittableBackbone):
     """Two 5x5 convolutions without padding, each with ReLU and 2x2 max pooling, then linear layers.
+
+    FedIN's cut is after the first convolution's pooling: CNN-1 to CNN-5 have that stem in common.
 
     Parameters
     ----------
@@ -56,9 +59,14 @@ class ConvNet(Backbone):
             inputs = width
         self.linear = nn.Sequential(*layers)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Images ``(N, channels, S, S)`` to raw features ``(N, raw_dim)``."""
-        raw: Tensor = self.linear(self.conv(x).flatten(1))
+    def stem(self, x: Tensor) -> Tensor:
+        """Images ``(N, channels, S, S)`` to ``(N, c, s, s)``, s = (S - 4) / 2 rounded down."""
+        s_in: Tensor = self.conv[:_STEM](x)
+        return s_in
+
+    def body(self, s: Tensor) -> Tensor:
+        """Feature maps of the stem to raw features ``(N, raw_dim)``."""
+        raw: Tensor = self.linear(self.conv[_STEM:](s).flatten(1))
         return raw
 
 

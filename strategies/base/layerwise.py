@@ -50,6 +50,11 @@ class LayerwiseConfig:
     mean: str = option("weighted", "uniform")
     buffers: str = option("average", "local")
 
+    @property
+    def mapping(self) -> str:
+        """What brings raw features to the head's width, as `build_model` takes it."""
+        return "AP"
+
 
 @dataclasses.dataclass
 class WeightsPayload:
@@ -124,7 +129,7 @@ class LayerwiseClient(ClientHalf[S, D, U], Generic[S, D, U]):
         """Return a state around a model without weights."""
         buffers: dict[str, Tensor] = {}
         if context.config.buffers == "local":
-            buffers = split_state(context.build_model())[1]
+            buffers = split_state(context.build_model(context.config.mapping))[1]
         return self.new_state(bare_model(context), buffers)
 
     def templates(self, context: ClientContext) -> Mapping[str, Template]:
@@ -155,7 +160,7 @@ class LayerwiseClient(ClientHalf[S, D, U], Generic[S, D, U]):
 def bare_model(context: ClientContext) -> SplitModel:
     """Return the client's architecture without weights, on the meta device."""
     with torch.device("meta"):
-        return context.build_model()
+        return context.build_model(context.config.mapping)
 
 
 def fill_model(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from models import InputShape, SplitModel, build_model
 from strategies.base.exchange import Card, ClientUpdate
 from strategies.base.layerwise import Layout, WeightsServerState, layout_of
+from strategies.base.options import AUTO
 from strategies.base.payload import Template
 from strategies.base.rng import SERVER, derive_seed, isolated_torch_rng
 from strategies.base.server import ServerHalf
@@ -24,7 +26,8 @@ class LayerwiseServer(ServerHalf[T], Generic[T]):
     """A server half that keeps the mean of every layer; reads the options of `LayerwiseConfig`.
 
     A subclass with a state of its own overrides `new_state`; one that does more than averaging
-    overrides `aggregate`, and `make_downlink` if more than weights goes out.
+    overrides `aggregate`, and `make_downlink` if more than weights goes out. `nests` and `weighted`
+    decide what "auto" options mean.
     """
 
     def __init__(self, run: Any) -> None:
@@ -40,7 +43,7 @@ class LayerwiseServer(ServerHalf[T], Generic[T]):
         """Draw the first weights from the run's seed; the deepest network's come first."""
         models = self._by_size(card.model for card in self.cards.values())
         wanted = self.config.aggregation
-        layerwise = wanted == "layerwise" or (wanted == "auto" and self._clash(models) is None)
+        layerwise = wanted == "layerwise" or (wanted == "auto" and self.nests(models))
         print(
             f"weights are averaged {'by layer' if layerwise else 'within each architecture'}: "
             + ", ".join(models),
@@ -74,6 +77,15 @@ class LayerwiseServer(ServerHalf[T], Generic[T]):
             first.setdefault(self.cards[client_id].model, client_id)
         return set(first.values())
 
+    def nests(self, models: Sequence[str]) -> bool:
+        """Return whether `aggregation = "auto"` averages these architectures by layer."""
+        return self._clash(models) is None
+
+    @property
+    def weighted(self) -> bool:
+        """Whether means over clients are weighted by their training examples."""
+        return bool(self.config.mean == "weighted")
+
     # What subclasses use ------------------------------------------------------------------------
 
     def weights_for(self, card: Card) -> dict[str, dict[str, NDArray[Any]]]:
@@ -89,15 +101,18 @@ class LayerwiseServer(ServerHalf[T], Generic[T]):
     def average(self, updates: Iterable[ClientUpdate]) -> None:
         """Fold the round's weights into the state; an entry that nobody sent stays as it is."""
         mean = RunningMean()
-        weighted = self.config.mean == "weighted"
         for update in updates:
-            mean.add(self.received(update), update.num_examples if weighted else 1)
+            mean.add(self.received(update), update.num_examples if self.weighted else 1)
         self.state.weights |= mean.means()
 
     def received(self, update: ClientUpdate) -> dict[str, NDArray[Any]]:
         """Return an uplink's weights and buffers under the server's keys."""
-        model = self.cards[update.client_id].model
         entries = {**update.uplink.weights, **update.uplink.buffers}
+        return self.keyed(update.client_id, entries)
+
+    def keyed(self, client_id: int, entries: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Return a client's entries under the server's keys."""
+        model = self.cards[client_id].model
         return {self.key(model, name): item for name, item in entries.items()}
 
     def key(self, model: str, name: str) -> str:
@@ -110,12 +125,21 @@ class LayerwiseServer(ServerHalf[T], Generic[T]):
             self._layouts[model] = layout_of(self._build(model, "meta"), self.config.buffers)
         return self._layouts[model]
 
-    def owners(self, key: str) -> int:
-        """Return how many of the known clients have the entry that the server keeps under a key."""
-        return sum(
-            any(self.key(card.model, name) == key for name in self.layout(card.model).all)
-            for card in self.cards.values()
-        )
+    @property
+    def optimizer(self) -> tuple[str, float]:
+        """Name and momentum of the clients' optimiser."""
+        run, defaults = self.run, self.method.training
+        name = defaults.optimizer if run.optimizer == AUTO else run.optimizer
+        momentum = defaults.momentum if isinstance(run.momentum, str) else run.momentum
+        return name, momentum if name == "sgd" else 0.0
+
+    def owners(self) -> Counter[str]:
+        """Return how many known clients that have training examples have an entry, by key."""
+        models = Counter(c.model for c in self.cards.values() if c.train_examples > 0)
+        counts: Counter[str] = Counter()
+        for model, clients in models.items():
+            counts.update({self.key(model, name): clients for name in self.layout(model).all})
+        return counts
 
     # Own matters --------------------------------------------------------------------------------
 
@@ -134,7 +158,7 @@ class LayerwiseServer(ServerHalf[T], Generic[T]):
     def _build(self, model: str, device: str) -> SplitModel:
         self._shape = self._shape or _shape_of(next(iter(self.cards.values())))
         with torch.device(device):
-            return build_model(model, self._shape, self.run.feature_dim)
+            return build_model(model, self._shape, self.run.feature_dim, self.config.mapping)
 
     def _by_size(self, models: Iterable[str]) -> list[str]:
         """Return different architectures, that with the most entries first."""
@@ -156,9 +180,11 @@ class LayerwiseServer(ServerHalf[T], Generic[T]):
         must_nest = self.config.aggregation == "layerwise" or getattr(
             self.state, "layerwise", False
         )
-        if problems or not must_nest:
+        if problems or not cards:
             return problems
         self._shape = self._shape or _shape_of(cards[0])
+        if not must_nest:
+            return []
         clash = self._clash(self._by_size(c.model for c in [*self.cards.values(), *cards]))
         if clash is None:
             return []
