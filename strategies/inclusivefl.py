@@ -238,7 +238,7 @@ class Server(LayerwiseServer[ServerState]):
         weights: dict[str, float] = {}
         for update in updates:
             model = self.cards[update.client_id].model
-            weight = update.num_examples if self.config.mean == "weighted" else 1
+            weight = update.num_examples if self.weighted else 1
             sent = {**update.uplink.weights, **update.uplink.buffers}
             means.setdefault(model, RunningMean()).add(sent, weight)
             weights[model] = weights.get(model, 0.0) + weight
