@@ -29,10 +29,11 @@ from strategies.base.exchange import (
     Card,
     MetricRow,
     metrics_record,
+    read_payload,
 )
 from strategies.base.method import Method
 from strategies.base.options import ConfigError
-from strategies.base.payload import pack, unpack
+from strategies.base.payload import pack
 from strategies.base.rng import derive_seed, isolated_torch_rng
 from strategies.base.state import modules_of, move_state, non_finite_entries
 
@@ -142,7 +143,7 @@ class Session:
         half = method.client()
         session = cls(local, half, None, None, store, 0)
         session.state, session.rounds_trained = session.restore(control["final"])
-        session.downlink = unpack(
+        session.downlink = read_payload(
             method.downlink, message.content, local.dims, half.templates(local)
         )
         move_state(session.state, local.device)

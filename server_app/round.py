@@ -1,15 +1,15 @@
-"""One round: one push of messages, their replies, checked and put in client order."""
+"""One round: its messages go out, their replies are checked and put in client order."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 
-from server_app.inbox import Answer, Inbox, Sent
+from server_app.inbox import Answer, Inbox, Outgoing, Sent, window_of
 from server_app.roster import Roster
 from strategies.base.exchange import ClientUpdate, MetricRow, count_bytes
 from strategies.base.payload import PayloadError
@@ -84,65 +84,67 @@ class Round:
         self.strategy = strategy
         self.inbox = inbox
         self.roster = roster
-        self.result = RoundResult(server_round, participants)
+        self.result = RoundResult(server_round, sorted(participants))
         self._others = others
         self._deadline = time.monotonic() + strategy.run.round_timeout
-        self._ready: dict[int, ClientUpdate | None] = {}
+        self._outgoing = Outgoing(
+            inbox,
+            window_of(inbox.grid),
+            [*(("train", i) for i in self.result.participants), *(("evaluate", i) for i in others)],
+            self._messages(),
+        )
+        self._answered: set[int] = set()
+        self._ready: dict[int, ClientUpdate] = {}
+        self._all_read = False
 
     def exchange(self) -> RoundResult:
         """Send, receive and aggregate; raises `RunError` if no participant answers validly."""
         started = time.perf_counter()
-        self._send("train", self.result.participants)
-        self._send("evaluate", self._others)
+        self._outgoing.fill(self._deadline)
         if self.result.participants:
             self._aggregate()
-        while answer := self.inbox.receive(self._deadline, "train", "evaluate"):
-            self._take(answer)
+        while self._receive("train", "evaluate"):
+            pass
         self._close_overdue()
         self.result.seconds = time.perf_counter() - started
         return self.result
 
-    def _send(self, kind: str, clients: list[int]) -> None:
+    def _messages(self) -> Generator[tuple[Message, Sent], None, None]:
+        """Build the round's messages as they are asked for, and count their traffic."""
+        try:
+            yield from self._built("train", self.result.participants)
+            yield from self._built("evaluate", self._others)
+        finally:
+            self.roster.messages.forget()
+
+    def _built(self, kind: str, clients: list[int]) -> Iterator[tuple[Message, Sent]]:
         configure = getattr(self.strategy, f"configure_{kind}")
-        messages = configure(
+        messages: Iterable[Message] = configure(
             self.result.server_round,
             ArrayRecord(),
             ConfigRecord({"participants": list(clients)}),
             self.inbox.grid,
         )
-        self.inbox.push(self._note(kind, clients, messages))
-
-    def _note(
-        self, kind: str, clients: list[int], messages: Iterable[Message]
-    ) -> Iterator[tuple[Message, Sent]]:
-        """Count each message's traffic as it goes out."""
         for client_id, message in zip(clients, messages, strict=True):
-            factory = self.roster.messages
-            size = count_bytes(message.content)
-            self.result.traffic.append(
-                Traffic(client_id, "downlink", factory.last_scalars, size, kind)
-            )
+            scalars, size = self.roster.messages.last_scalars, count_bytes(message.content)
+            self.result.traffic.append(Traffic(client_id, "downlink", scalars, size, kind))
             yield message, Sent(kind, message.metadata.dst_node_id, client_id)
 
     def _aggregate(self) -> None:
+        number = self.result.server_round
         updates = self._in_client_order()
-        first = next(updates, None)
-        if first is None:
-            reasons = "; ".join(
-                f"client {f.client_id}: {f.reason}" for f in self.result.failures[:5]
-            )
+        self.result.server_metrics = self.strategy.aggregate(number, updates)
+        if self._outgoing.left and not self._all_read:
             raise RunError(
-                f"round {self.result.server_round}: none of {len(self.result.participants)} "
-                f"participants answered validly ({reasons or 'none had training examples'})"
+                f"round {number}: {self.strategy.method.name} aggregated before it had read all "
+                f"updates, so {len(self._outgoing.left)} messages would carry its new state; its "
+                "aggregate must read on to the end"
             )
-        self.result.server_metrics = self.strategy.aggregate(
-            self.result.server_round, _chain(first, updates)
-        )
         broken = non_finite_entries(self.strategy.state)
         if broken:
             raise RunError(
-                f"round {self.result.server_round}: the server's {', '.join(broken[:3])} became "
-                f"NaN or infinite; lower the learning rates ({self.strategy.method.name}.server-lr)"
+                f"round {number}: the server's {', '.join(broken[:3])} became NaN or infinite; "
+                f"lower the learning rates ({self.strategy.method.name}.server-lr)"
             )
         for _ in updates:
             pass  # a method may stop reading early; the replies are still awaited
@@ -150,23 +152,61 @@ class Round:
     def _in_client_order(self) -> Iterator[ClientUpdate]:
         """Yield valid uplinks by ascending client id, each as soon as its turn has come.
 
-        A fixed order makes sums independent of who answers first; early replies wait here.
+        A fixed order makes sums independent of who answers first; early replies wait here. Nothing
+        here refers to an update once it was given away. At the end all messages have been sent,
+        so that none is made of the state that comes out of the aggregation.
+
+        Raises
+        ------
+        RunError
+            If there is no valid uplink at all.
         """
-        for client_id in sorted(self.result.participants):
-            while client_id not in self._ready:
-                answer = self.inbox.receive(self._deadline, "train")
-                if answer is None:
+        valid = 0
+        for number, client_id in enumerate(self.result.participants):
+            self._outgoing.folded = number
+            self._keep_workers_busy()
+            while client_id not in self._answered:
+                if not self._receive("train"):
                     self._close_overdue()
                     break
+            if client_id in self._ready:
+                valid += 1
+                yield self._ready.pop(client_id)
+        self._outgoing.folded = len(self.result.participants)
+        if not valid:
+            self._refuse_empty_round()
+        while self._outgoing.left and self._receive("train", "evaluate"):
+            pass
+        self._all_read = True
+
+    def _refuse_empty_round(self) -> None:
+        reasons = "; ".join(f"client {f.client_id}: {f.reason}" for f in self.result.failures[:5])
+        raise RunError(
+            f"round {self.result.server_round}: none of {len(self.result.participants)} "
+            f"participants answered validly ({reasons or 'none had training examples'})"
+        )
+
+    def _receive(self, *kinds: str) -> bool:
+        """Send what there is room for, then take one reply; false if there is none to come."""
+        self._outgoing.fill(self._deadline)
+        answer = self.inbox.receive(self._deadline, *kinds)
+        if answer is None:
+            return False
+        self._take(answer)
+        return True
+
+    def _keep_workers_busy(self) -> None:
+        """Take what is there and send more before an update is folded, which may take long."""
+        if self._outgoing.window is not None:
+            for answer in self.inbox.arrived():
                 self._take(answer)
-            update = self._ready.pop(client_id, None)
-            if update is not None and update.uplink is not None:
-                yield update
+            self._outgoing.fill(self._deadline)
 
     def _take(self, answer: Answer) -> None:
         if answer.sent.kind == "query":
             self.roster.take(answer)
             return
+        self._outgoing.answered()
         client_id = answer.sent.client_id
         if client_id is None:
             raise RunError(f"a {answer.sent.kind} reply came from no known client")
@@ -190,29 +230,26 @@ class Round:
         result.workers.add(update.worker)
         result.rounds_trained[update.client_id] = update.rounds_trained
         if kind == "train":
-            self._ready[update.client_id] = update
+            self._answered.add(update.client_id)
             if update.uplink is None:
                 self._fail(update.client_id, "skipped", "no training examples", stop=False)
+            else:
+                self._ready[update.client_id] = update
 
     def _fail(self, client_id: int, kind: str, reason: str, *, stop: bool = True) -> None:
         number = self.result.server_round
         print(f"round {number}: client {client_id} ({kind}): {reason}", flush=True)
         self.result.failures.append(Failure(client_id, kind, reason))
-        self._ready.setdefault(client_id, None)
+        self._answered.add(client_id)
         if stop and self.strategy.run.on_client_error == "stop":
             raise RunError(f"round {number}: client {client_id}: {reason} (on-client-error = stop)")
 
     def _close_overdue(self) -> None:
-        seconds = self.strategy.run.round_timeout
-        for answer in self.inbox.give_up("train", "evaluate"):
-            if answer.sent.client_id is not None:
-                self._fail(
-                    answer.sent.client_id,
-                    answer.sent.kind,
-                    f"no answer within {seconds:g} s (round-timeout)",
-                )
-
-
-def _chain(first: ClientUpdate, rest: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
-    yield first
-    yield from rest
+        """Name who did not answer in time, and who was to be asked later."""
+        late = [(a.sent.kind, a.sent.client_id) for a in self.inbox.give_up("train", "evaluate")]
+        for _ in late:
+            self._outgoing.answered()
+        reason = f"no answer within {self.strategy.run.round_timeout:g} s (round-timeout)"
+        for kind, client_id in [*late, *self._outgoing.drop()]:
+            if client_id is not None:
+                self._fail(client_id, kind, reason)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from math import isfinite
-from typing import Any
+from typing import Any, TypeVar
 
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from strategies.base.method import Method
 from strategies.base.payload import (
@@ -35,6 +35,8 @@ INFO_KEYS = frozenset(
 MOST_METRICS, LONGEST_NAME = 200, 100
 """Bounds of what one reply may report."""
 PHASES = ("train", "pre", "post", "final")
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,6 +201,10 @@ class MessageFactory:
         control = ConfigRecord({"run-name": self.run_name, "round": 0})
         return Message(RecordDict({CONTROL: control}), node_id, "query", ttl=self.ttl, group_id="0")
 
+    def forget(self) -> None:
+        """Let go of the downlink built last, which may be large."""
+        self._last = None
+
     @property
     def last_scalars(self) -> int:
         """Scalars, in the paper's convention, of the downlink built last."""
@@ -237,7 +243,9 @@ def read_reply(
     unknown = set(content) - {ARRAYS, MANIFEST, INFO, METRICS}
     if unknown:
         raise PayloadError(f"{sorted(unknown)[0]!r:.100}: record is not declared")
-    info = content.config_records.get(INFO, ConfigRecord())
+    # Not through `content.config_records`: see `read_payload`.
+    info = content.get(INFO)
+    info = info if isinstance(info, ConfigRecord) else ConfigRecord()
     if undeclared := sorted(set(info) - INFO_KEYS):
         raise PayloadError(f"{INFO}: {undeclared[0]!r:.100}: key is not declared")
     for key, expected in (("client-id", client_id), ("round", server_round)):
@@ -254,17 +262,41 @@ def read_reply(
     trained = info.get("rounds-trained")
     if type(trained) is not int or trained < 0:
         raise PayloadError(f"rounds-trained: {trained!r} is not a count")
-    if METRICS not in content.metric_records:
+    metrics = content.get(METRICS)
+    if not isinstance(metrics, MetricRecord):
         raise PayloadError(f"{METRICS}: record is missing, or holds no metrics")
-    rows = read_metrics(content.metric_records[METRICS])
+    rows = read_metrics(metrics)
     # A client that had nothing to train on answers without arrays.
-    uplink = unpack(method.uplink, content, dims, templates) if examples else None
+    uplink = read_payload(method.uplink, content, dims, templates) if examples else None
     if uplink is None and (ARRAYS in content or MANIFEST in content):
         raise PayloadError("num-examples: 0, but arrays were sent")
     scalars = count_scalars(uplink)[0] if uplink is not None else 0
     return ClientUpdate(
         client_id, examples, uplink, rows, seconds, count_bytes(content), scalars, worker, trained
     )
+
+
+def read_payload(
+    cls: type[T],
+    content: RecordDict,
+    dims: Mapping[str, int],
+    templates: Mapping[str, Template] | None = None,
+) -> T:
+    """Unpack a payload (see `unpack`) so that only it keeps the received bytes from then on.
+
+    Flower's `RecordDict.array_records` and its like, which `unpack` looks through, leave a
+    reference cycle behind: the bytes of a whole model would stay in memory until Python's
+    collector comes by. So they are looked for in a copy of the records, which is emptied.
+    """
+    copy = RecordDict({name: content[name] for name in (ARRAYS, MANIFEST) if name in content})
+    arrays = copy.get(ARRAYS)
+    if not isinstance(arrays, ArrayRecord):
+        return unpack(cls, copy, dims, templates)
+    copy[ARRAYS] = held = ArrayRecord(dict(arrays.items()))
+    try:
+        return unpack(cls, copy, dims, templates)
+    finally:
+        held.clear()
 
 
 def read_metrics(record: Mapping[str, Any]) -> list[MetricRow]:

@@ -71,7 +71,9 @@ class ServerHalf(Strategy, Generic[ServerState]):
         """Fold the round's valid uplinks into the state and return metrics of the server.
 
         `updates` yields at least one update, in ascending client id, each as soon as it and all
-        before it have arrived, so that a method can aggregate without holding them all.
+        before it have arrived, so that a method can aggregate without holding them all. Read it to
+        its end before changing what downlinks are made of: in a simulation, the round's later
+        messages are made while its first updates are read. An update that is let go of is freed.
         """
 
     def select(

@@ -69,10 +69,13 @@ def test_one_client_a_round(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", method_names())
-def test_same_seed_same_metrics(name: str, tmp_path: Path) -> None:
-    first = run_federation(tmp_path / "a", 3, method=name)
-    again = run_federation(tmp_path / "b", 3, method=name)
-    other = run_federation(tmp_path / "c", 3, method=name, seed=1)
+def test_same_seed_same_metrics(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where, as on real devices, all messages of a round are made before any is answered."""
+    settings = {"method": name, "sample_fraction": 0.7}
+    first = run_federation(tmp_path / "a", 3, **settings)
+    monkeypatch.setattr("server_app.round.window_of", lambda grid: None)
+    again = run_federation(tmp_path / "b", 3, **settings)
+    other = run_federation(tmp_path / "c", 3, seed=1, **settings)
     assert first.text("metrics.csv") == again.text("metrics.csv")
     assert first.text("traffic.csv") == again.text("traffic.csv")
     assert first.text("metrics.csv") != other.text("metrics.csv")

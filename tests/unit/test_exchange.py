@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
@@ -14,6 +17,7 @@ from strategies.base.exchange import (
     count_bytes,
     metrics_record,
     read_metrics,
+    read_payload,
 )
 from strategies.base.method import get_method
 from strategies.base.payload import ARRAYS, MANIFEST, PayloadError, unpack
@@ -58,6 +62,28 @@ def test_a_common_downlink_is_packed_once_and_another_is_not() -> None:
     assert first.content[ARRAYS] is second.content[ARRAYS]
     third = factory.build("train", 0, 2, a_head(2.0))
     assert unpack(get_method("fedre").downlink, third.content, DIMS).head_weight[0, 0] == 2
+
+
+def test_a_payload_alone_keeps_what_was_received() -> None:
+    """Without Python's cyclic collector: a message is freed when it is let go of."""
+    factory = MessageFactory("r", {0: 10}, ttl=1)
+    content = factory.build("train", 0, 1, a_head(3.0)).content
+    factory.forget()
+    downlink = get_method("fedre").downlink
+    gc.disable()
+    try:
+        watched = weakref.ref(content[ARRAYS])
+        payload = read_payload(downlink, content, DIMS)
+        assert read_payload(downlink, content, DIMS).head_weight[0, 0] == 3  # it is left whole
+        del content[ARRAYS]
+        assert watched() is None
+        with pytest.raises(PayloadError, match="head_weight: no array of dtype float32"):
+            read_payload(downlink, content, DIMS)
+        received = weakref.ref(payload.head_weight)
+        del payload
+        assert received() is None
+    finally:
+        gc.enable()
 
 
 def test_the_roll_call_names_the_run_only() -> None:
