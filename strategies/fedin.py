@@ -8,11 +8,10 @@ bodies to map s_in to s_out (IN training), in every local step:
     G_local = d/dw [ CE + (mu/2) ||w - w_ref||^2 ]        w_ref: the received weights
     G_IN    = d/dw_in MSE(f(s_in; w_in), s_out)           w_in's gradient becomes Z of `alleviate`
 
-Uplink, per participant and round: the model's |w_k| parameters (BatchNorm's statistics are not
-counted), s_in (16, 64, 8, 8) and s_out (16, 512) for a ResNet and 3x32x32 images: 73,728 scalars.
-Downlink: the same, averaged weights and 16 pairs drawn from the round before; none in round 1,
-which is plain local training. Private: nothing, but w_ref if `anchor = "own"`, and projections if
-they are trained.
+Uplink, per participant and round: the model's |w_k| parameters, and for a ResNet and 3x32x32 images
+s_in (16, 64, 8, 8) and s_out (16, 512): 73,728 scalars. Downlink: the same, averaged weights and 16
+pairs drawn from the round before; none in round 1, which is plain local training. Private: nothing,
+but w_ref if `anchor = "own"`, and projections if they are trained.
 
 Order of a round on a client: load the weights, train with Adam, draw 16 examples (all, if it has
 fewer), capture their pairs in evaluation mode, send. Server: every tensor becomes its mean over the
@@ -22,8 +21,7 @@ pairs is replaced. Evaluated: the aggregated model of every architecture, before
 Where the sources are silent: the IN pass normalises by its own batch (by the running statistics,
 if that is one pair) and leaves BatchNorm's running statistics alone; no client gets its own pairs
 while there are others; with `feature-batches` = n, n batches go both ways and take turns over the
-steps. +Noise: s + level * sigma(s) * z on s_in and s_out, in training and capture or on the sent
-copy alone.
+steps. +Noise: s + level * sigma(s) * z on s_in and s_out, in training or the sent copy alone.
 
 Unlike stems or feature widths, the paper's outlook, meet in a common space (`base.projections`):
 IN training is MSE(Q f(A'(s_in)), s_out), weights are averaged within each architecture. Trainable
@@ -39,7 +37,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from client_app.training import precision, train_epochs
@@ -59,14 +57,14 @@ SMALLEST = 1e-12
 
 @dataclasses.dataclass(frozen=True)
 class Config(LayerwiseConfig):
-    """Options of FedIN beside the family's; defaults are the paper's, with 16 images a batch.
+    """Options of FedIN beside the family's. The paper's runs have `batch-size = 16`, 5 epochs.
 
     Attributes
     ----------
     mean : str
         "auto": equal weights by layer, n_k within architectures, as the paper's equations.
-    prox : float
-        mu; 0 is "w/o Prox".
+    mu : float
+        Weight of the proximal term; 0 is "w/o Prox".
     anchor : str
         w_ref: the weights "received" this round, or the client's "own" after its last training.
     alleviation, scope : str
@@ -81,7 +79,7 @@ class Config(LayerwiseConfig):
     noise, sigma, noise_place
         Level; a standard deviation per "tensor" or "channel" (or feature); "training" or "upload".
     local_width : str
-        s_out's width: "feature-dim", pooled to that key's, or each architecture's own ("raw").
+        s_out's width: pooled to "feature-dim", or each architecture's own ("raw").
     projection : str
         Between unlike shapes: "fixed", "trainable", or "none", which refuses them.
     common_channels, common_size, common_width
@@ -89,7 +87,7 @@ class Config(LayerwiseConfig):
     """
 
     mean: str = option(AUTO, "uniform", "weighted")
-    prox: float = option(0.1, minimum=0)
+    mu: float = option(0.1, minimum=0)
     anchor: str = option("received", "own")
     alleviation: str = option("simplified", "exact", "sum", "none")
     scope: str = option("tensor", "body")
@@ -129,7 +127,6 @@ class Config(LayerwiseConfig):
 Uplink = FeaturesPayload
 Downlink = FeaturesPayload
 """What travels both ways: weights and buffers of the client's architecture, and pairs."""
-ServerState = PoolState
 
 
 @dataclasses.dataclass
@@ -148,8 +145,8 @@ def alleviate(
     With a = <G_local, G_local> and b = <G_local, G_IN>, "exact" (Eq. 12) is the solution of
     min ||G_IN - Z||^2 subject to <Z, G_local> >= 0: Z = G_IN if b >= 0, else G_IN - (b/a) G_local.
     "simplified" (Eq. 13) is G_IN + 0.5 G_local, the optimum's form with lambda = 1; "sum" ("w/o
-    Opt") is G_IN + G_local. Exact leaves the local gradient out wherever the two agree, so that
-    those layers hardly learn from labels; it is not the default, nor what the paper measures.
+    Opt") is G_IN + G_local. Exact leaves the local gradient out where the two agree, so that such
+    layers hardly learn from labels; the paper measures the simplified rule.
 
     Parameters
     ----------
@@ -163,13 +160,12 @@ def alleviate(
     Returns
     -------
     tuple of list of Tensor, and Tensor
-        Z of every tensor; and how often b < 0, where the exact rule's constraint is active: a
-        share between 0 and 1.
+        Z of every tensor; and the share of b < 0, where the exact rule's constraint is active.
     """
     b = _inner(local, foreign, scope)
     active = (b < 0).float().mean()
     if rule != "exact":
-        scale = 0.5 if rule == "simplified" else 1.0
+        scale = {"simplified": 0.5, "sum": 1.0}[rule]
         return list(torch._foreach_add(foreign, local, alpha=scale)), active
     a = _inner(local, local, scope)
     step = torch.where((b < 0) & (a >= SMALLEST), -b / a.clamp_min(SMALLEST), 0.0)
@@ -192,23 +188,17 @@ class LocalTraining:
         self.norms = [m for m in state.model.modules() if isinstance(m, _BatchNorm)]
         self.parameters = list(state.model.parameters())
         self.anchor = list(state.anchor.values()) or [p.detach().clone() for p in self.parameters]
-        self.drift: list[Tensor] = []
         self.projections = projections_for(context, state.model, downlink.shape, state.projections)
         self.noise = Noise(config.noise, config.sigma, context.generator("noise"))
-        self.noise_in_training = config.noise_place == "training"
-        self.batches = downlink.batches(config.feature_batch_size, context.device)
+        self.noisy = config.noise_place == "training"
+        batches = downlink.batches(config.feature_batch_size, context.device)
+        self.batches = batches if config.pairs else []
         self.steps = 0
 
     def loss(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Return l_local's terms. The proximal one has no graph: `gradient` adds mu (w - w_ref)."""
-        s_in, s_out = self._features(images, self.noise_in_training)
+        """Return the terms of the local loss that have a graph."""
+        s_in, s_out = self._features(images, self.noisy)
         terms = {"loss_ce": F.cross_entropy(self.model.head(s_out), labels)}
-        mu = self.context.config.prox
-        if mu:
-            weights = [parameter.detach() for parameter in self.parameters]
-            self.drift = list(torch._foreach_sub(weights, self.anchor))
-            norms = torch.stack(list(torch._foreach_norm(self.drift)))
-            terms["loss_prox"] = mu / 2 * norms.square().sum()
         if self.projections.trainable:
             with own_statistics(self.norms, len(labels)):
                 logits = self.projections.detour(self.model, s_in.detach())
@@ -216,13 +206,17 @@ class LocalTraining:
         return terms
 
     def gradient(self) -> dict[str, Tensor]:
-        """Complete G_local, and replace the body's gradient by Z: `train_epochs`' hook."""
+        """Complete G_local by mu (w - w_ref), and make the body's Z: `train_epochs`' hook."""
         config = self.context.config
-        if config.prox:
-            _, local, drift = self._with_gradients(self.drift)
-            torch._foreach_add_(local, drift, alpha=config.prox)
+        observed: dict[str, Tensor] = {}
+        if config.mu:
+            parameters, local, anchor = self._with_gradients(self.anchor)
+            drift = torch._foreach_sub([p.detach() for p in parameters], anchor)
+            torch._foreach_add_(local, drift, alpha=config.mu)
+            norms = torch.stack(list(torch._foreach_norm(drift)))
+            observed["loss_prox"] = config.mu / 2 * norms.square().sum()
         if not self.batches:
-            return {}
+            return observed
         s_in, s_out = self.batches[self.steps % len(self.batches)]
         self.steps += 1
         with precision(self.context), own_statistics(self.norms, len(s_in)):
@@ -234,7 +228,7 @@ class LocalTraining:
         mixed, active = alleviate(local, foreign, config.alleviation, config.scope)
         for parameter, z in zip(body, mixed, strict=True):
             parameter.grad = z
-        return {"loss_in": loss, "constraint_active": active}
+        return {**observed, "loss_in": loss, "constraint_active": active}
 
     @torch.no_grad()
     def capture(self) -> dict[str, NDArray[Any]]:
@@ -244,8 +238,8 @@ class LocalTraining:
         pixels = train.batch(order[: context.config.pairs])[0].to(context.device)
         with precision(context):
             images = normalise(pixels).to(memory_format=torch.channels_last)
-            s_in, s_out = self._features(images, self.noise_in_training)
-            if not self.noise_in_training:
+            s_in, s_out = self._features(images, self.noisy)
+            if not self.noisy:
                 s_in, s_out = self.noise(s_in), self.noise(s_out)
             s_in, s_out = self.projections.send_maps(s_in), self.projections.send_features(s_out)
         arrays = (item.float().cpu().contiguous().numpy() for item in (s_in, s_out))
@@ -253,10 +247,9 @@ class LocalTraining:
 
     def _features(self, images: Tensor, noised: bool) -> tuple[Tensor, Tensor]:
         """Return s_in and s_out of images (N, C, H, W), noised on the way if so."""
-        s_in = self.model.stem(images)
-        s_in = self.noise(s_in) if noised else s_in
-        s_out = self.model.body(s_in)
-        return s_in, self.noise(s_out) if noised else s_out
+        noise = self.noise if noised else nn.Identity()
+        s_in = noise(self.model.stem(images))
+        return s_in, noise(self.model.body(s_in))
 
     def _with_gradients(
         self, others: Sequence[Tensor | None]
@@ -288,7 +281,7 @@ class Client(LayerwiseClient[ClientState, Downlink, Uplink]):
         return Uplink(**fields), metrics
 
 
-class Server(FeaturePoolServer[ServerState]):
+class Server(FeaturePoolServer[PoolState]):
     """Server half: the mean of every layer, and the pool of pairs, which `base` deals out."""
 
 
