@@ -15,9 +15,18 @@ from strategies.base.state import modules_of
 
 @torch.no_grad()
 def evaluate_client(
-    context: ClientContext, half: ClientHalf[Any, Any, Any], state: Any, downlink: Any, phase: str
+    context: ClientContext,
+    half: ClientHalf[Any, Any, Any],
+    state: Any,
+    downlink: Any,
+    phase: str,
+    *,
+    test: bool = True,
 ) -> list[MetricRow]:
     """Measure every named prediction of the method on the test and the validation split.
+
+    With `test` false, another client measures the test split for this one: only the validation
+    split is measured.
 
     An empty split gives no row: "not evaluated" is the absence of a number, not a zero. All
     modules of the state are put in evaluation mode.
@@ -25,7 +34,10 @@ def evaluate_client(
     for module in modules_of(state):
         module.eval()
     rows = []
-    for prefix, split in (("", context.data.test), ("validation_", context.data.validation)):
+    splits = [("validation_", context.data.validation)]
+    if test:
+        splits.insert(0, ("", context.data.test))
+    for prefix, split in splits:
         correct = _count_correct(context, half, state, downlink, split)
         rows += [
             MetricRow(phase, prefix + name, hits / len(split), len(split))

@@ -117,6 +117,7 @@ class Session:
     downlink: Any
     store: StateStore
     rounds_trained: int
+    tests: bool = True
 
     @classmethod
     def open(cls, message: Message, context: Context, method: Method) -> Session:
@@ -142,6 +143,7 @@ class Session:
         store.discard_lost()
         half = method.client()
         session = cls(local, half, None, None, store, 0)
+        session.tests = bool(control["test"])
         session.state, session.rounds_trained = session.restore(control["final"])
         session.downlink = read_payload(
             method.downlink, message.content, local.dims, half.templates(local)
@@ -180,7 +182,9 @@ class Session:
 
     def evaluate(self, phase: str) -> list[MetricRow]:
         """Measure the state as it is now."""
-        return evaluate_client(self.context, self.half, self.state, self.downlink, phase)
+        return evaluate_client(
+            self.context, self.half, self.state, self.downlink, phase, test=self.tests
+        )
 
     def seed(self, purpose: str) -> int:
         """Return the seed of one of this round's private streams."""

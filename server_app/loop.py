@@ -120,10 +120,11 @@ class RoundLoop:
             raise RunError(f"round {number}: none of {len(available)} clients was selected")
         evaluates = run.evaluates_in(number)
         phase = "pre" if run.evaluates_before_training else "post"
-        others = [i for i in online if i not in set(participants)] if evaluates else []
+        tests, measuring = self._measuring(online) if evaluates else (set(), [])
+        others = [i for i in measuring if i not in set(participants)]
         self._set_control(evaluate=evaluates, phase=phase, final=False)
         outcome = Round(
-            self.strategy, self.inbox, self.roster, number, participants, others
+            self.strategy, self.inbox, self.roster, number, participants, others, tests
         ).exchange()
         if cards != known:
             self._record_cards()
@@ -139,8 +140,9 @@ class RoundLoop:
         """Evaluate everyone once more where evaluation came before training; then summarise."""
         if self.run.evaluates_before_training:
             self._set_control(evaluate=True, phase="final", final=True)
+            tests, measuring = self._measuring(self.roster.online())
             outcome = Round(
-                self.strategy, self.inbox, self.roster, last_round, [], self.roster.online()
+                self.strategy, self.inbox, self.roster, last_round, [], measuring, tests
             ).exchange()
             self.recorder.add(outcome, closing=True)
         summary = summarise(self.directory.path, self.run, len(self.strategy.cards))
@@ -155,6 +157,12 @@ class RoundLoop:
             self.report()
         except (OSError, ValueError) as error:
             say(f"warning: the run completed, its report could not be written: {error}")
+
+    def _measuring(self, online: list[int]) -> tuple[set[int], list[int]]:
+        """Return who measures the test split, and who has anything to measure."""
+        tests = self.strategy.evaluates_test(online)
+        cards = self.strategy.cards
+        return tests, [i for i in online if i in tests or cards[i].validation_examples]
 
     def _set_control(self, *, evaluate: bool, phase: str, final: bool) -> None:
         self.messages.control = {

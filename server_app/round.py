@@ -70,6 +70,8 @@ class Round:
         Clients that train.
     others : list of int
         Clients that are evaluated only.
+    tests : set of int, optional
+        Which of both measure the test split; all by default.
     """
 
     def __init__(
@@ -80,12 +82,14 @@ class Round:
         server_round: int,
         participants: list[int],
         others: list[int],
+        tests: set[int] | None = None,
     ) -> None:
         self.strategy = strategy
         self.inbox = inbox
         self.roster = roster
         self.result = RoundResult(server_round, sorted(participants))
         self._others = others
+        self._tests = {*participants, *others} if tests is None else tests
         self._deadline = time.monotonic() + strategy.run.round_timeout
         self._outgoing = Outgoing(
             inbox,
@@ -122,7 +126,9 @@ class Round:
         messages: Iterable[Message] = configure(
             self.result.server_round,
             ArrayRecord(),
-            ConfigRecord({"participants": list(clients)}),
+            ConfigRecord(
+                {"participants": list(clients), "test": [i for i in clients if i in self._tests]}
+            ),
             self.inbox.grid,
         )
         for client_id, message in zip(clients, messages, strict=True):

@@ -179,13 +179,19 @@ class MessageFactory:
     control: dict[str, bool | int | str] = dataclasses.field(default_factory=dict)
     _last: tuple[Any, RecordDict, int] | None = None
 
-    def build(self, kind: str, client_id: int, server_round: int, downlink: Any) -> Message:
-        """Return one message; a downlink given again as the same object is packed only once."""
+    def build(
+        self, kind: str, client_id: int, server_round: int, downlink: Any, *, test: bool = True
+    ) -> Message:
+        """Return one message; a downlink given again as the same object is packed only once.
+
+        `test` says whether the client's evaluation, if it makes one, is to measure the test split.
+        """
         if self._last is None or self._last[0] is not downlink:
             self._last = (downlink, pack(downlink), count_scalars(downlink)[0])
         control: dict[str, Any] = {
             "run-name": self.run_name,
             "round": server_round,
+            "test": test,
             **self.control,
         }
         return Message(

@@ -107,6 +107,14 @@ class ServerHalf(Strategy, Generic[ServerState]):
         """Return a reason to end the run after this round, or None to go on."""
         return None
 
+    def evaluates_test(self, clients: Sequence[int]) -> set[int]:
+        """Return which of these clients measure the test split; by default all.
+
+        Where several clients evaluate one model on one test set (`test-split = "global"`), one of
+        them is enough. All clients measure their own validation splits in any case.
+        """
+        return set(clients)
+
     def check(self, card: Card) -> str | None:
         """Return what makes a client unfit for the method, or None."""
         wanted = self.run.feature_dim
@@ -171,25 +179,33 @@ class ServerHalf(Strategy, Generic[ServerState]):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterator[Message]:
-        """Yield the `train` message of every client in config["participants"], lazily."""
+        """Yield the `train` message of every client in config["participants"], lazily.
+
+        Those in config["test"], all if it is left out, measure the test split in rounds that
+        evaluate.
+        """
         return self._messages("train", server_round, config)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterator[Message]:
-        """Yield the `evaluate` message of every client in config["participants"], lazily."""
+        """Yield `evaluate` messages, see `configure_train`."""
         return self._messages("evaluate", server_round, config)
 
     def _messages(self, kind: str, server_round: int, config: ConfigRecord) -> Iterator[Message]:
         if self.messages is None:
             raise RuntimeError(f"{type(self).__name__}: messages need a round loop; call start()")
         participants: Any = config["participants"]
+        tests: Any = config.get("test", participants)
+        tests = set(tests)
         common = self.common_downlink(server_round) if participants else None
         for client_id in participants:
             downlink = common
             if downlink is None:
                 downlink = self.make_downlink(self.cards[client_id], server_round)
-            yield self.messages.build(kind, client_id, server_round, downlink)
+            yield self.messages.build(
+                kind, client_id, server_round, downlink, test=client_id in tests
+            )
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

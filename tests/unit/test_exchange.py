@@ -45,12 +45,14 @@ def test_a_message_carries_control_and_payload_and_nothing_else() -> None:
     message = factory.build("train", 3, 5, a_head())
     assert set(message.content) == {ARRAYS, MANIFEST, CONTROL}
     assert dict(message.content[CONTROL]) == {
-        "run-name": "my-run", "round": 5, "evaluate": True, "phase": "pre"
+        "run-name": "my-run", "round": 5, "test": True, "evaluate": True, "phase": "pre"
     }  # fmt: skip
     metadata = message.metadata
     assert (metadata.dst_node_id, metadata.message_type, metadata.group_id) == (77, "train", "5")
     assert metadata.ttl == 90.0
     assert factory.last_scalars == 30
+    untested = factory.build("train", 3, 5, a_head(), test=False)
+    assert untested.content[CONTROL]["test"] is False
     received = unpack(get_method("fedre").downlink, message.content, DIMS)
     assert received.head_weight.tolist() == [[1, 1]] * 10
 
