@@ -102,4 +102,8 @@ def closing_lines(summary: Mapping[str, Any]) -> str:
         f"{human(traffic['downlink_scalars_per_round'])} down",
         f"rounds took    {time['total_s']:.1f} s, client failures: {summary['clients_failed']}",
     ]
+    over_models = accuracy["mean_over_models"]
+    if accuracy["model"] == "global" and over_models is not None:
+        text = f"mean of models {percent(over_models)} (every architecture counts alike)"
+        lines.insert(1, text)
     return "\n".join(lines)

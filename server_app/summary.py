@@ -15,16 +15,20 @@ Evaluation = tuple[int, str]
 
 
 def summarise(directory: Path, run: RunConfig, clients: int) -> dict[str, Any]:
-    """Compute the summary from metrics.csv, rounds.csv, traffic.csv and failures.csv."""
+    """Compute the summary from the CSV files of a run directory."""
     rounds = read_rows(directory / "rounds.csv")
     failures = read_rows(directory / "failures.csv")
+    by_model = _accuracy_by_model(directory)
+    known = [value for value in by_model.values() if value is not None]
+    over_models = {"mean_over_models": statistics.fmean(known) if known else None}
     return {
         "method": run.method,
         "dataset": run.dataset,
         "clients": clients,
         "rounds": max((int(r["round"]) for r in rounds), default=0),
         "seed": run.seed,
-        "accuracy": _accuracy(directory / "metrics.csv", run),
+        "accuracy": _accuracy(directory / "metrics.csv", run) | over_models,
+        "accuracy_by_model": by_model,
         "traffic": _traffic(iterate_rows(directory / "traffic.csv")),
         "time": _time(rounds),
         "clients_failed": sum(row["kind"] != "skipped" for row in failures),
@@ -54,6 +58,25 @@ def _accuracy(metrics: Path, run: RunConfig) -> dict[str, Any]:
         "model": run.chosen_method.evaluated_model,
         "test_split": run.test_split,
     }
+
+
+def _accuracy_by_model(directory: Path) -> dict[str, float | None]:
+    """Return the last evaluation's mean over the clients of each model, weighted by examples.
+
+    Models come in the order of their first clients; one of which no client was evaluated is left
+    out.
+    """
+    cards = directory / "clients.csv"
+    rows = read_rows(cards) if cards.is_file() else []
+    models = {row["client"]: row["model"] for row in sorted(rows, key=lambda r: int(r["client"]))}
+    tests = _evaluations(iterate_rows(directory / "metrics.csv"), "accuracy")
+    last = list(tests)[-1] if tests else None
+    found: dict[str, list[tuple[float, int]]] = {model: [] for model in models.values()}
+    for row in iterate_rows(directory / "metrics.csv"):
+        at = (int(row["round"]), row["phase"])
+        if row["metric"] == "accuracy" and at == last and row["client"] in models:
+            found[models[row["client"]]].append((float(row["value"]), int(row["examples"])))
+    return {model: weighted_mean(pairs) for model, pairs in found.items() if pairs}
 
 
 def _evaluations(

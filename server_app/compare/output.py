@@ -9,7 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from server_app.compare.differences import differences, tables
 from server_app.compare.page import page
 from server_app.compare.plan import Plan
-from server_app.compare.results import NOT_RUN, TARGET_FIELDS, Row, Spread, collect
+from server_app.compare.results import (
+    NOT_RUN,
+    RATIO_FIELD,
+    TARGET_FIELDS,
+    Row,
+    Spread,
+    collect,
+)
 from server_app.report.svg import human
 from server_app.run_directory import write_atomically
 
@@ -34,6 +41,10 @@ def _rounds(value: Spread) -> str:
     return f"{text} ± {value.std:.1f}" if value.std else text
 
 
+def _ratio(value: Spread) -> str:
+    return f"{value.mean:.2f}" + (f" ± {value.std:.2f}" if value.std is not None else "")
+
+
 def _seconds(value: Spread) -> str:
     return f"{value.mean:.3g}" if value.mean < 100 else f"{value.mean:,.0f}"
 
@@ -45,6 +56,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Spread], str]]] = {
     "spread": ("spread over clients %", _percent),
     "worst_client": ("worst client %", _percent),
     "rounds_to_target": ("rounds to target", _rounds),
+    RATIO_FIELD: ("rounds / {reference}", _ratio),
     "uplink_to_target": ("uplink scalars to target", _count),
     "downlink_to_target": ("downlink scalars to target", _count),
     "flops_to_target": ("training FLOPs to target", _operations),
@@ -54,7 +66,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Spread], str]]] = {
     "round_s": ("s/round", _seconds),
     "total_s": ("s total", _seconds),
 }
-"""Column -> heading and format, in the order of the table."""
+"""Column -> heading and format, in the order of the table; "{reference}" stands for its label."""
 
 
 def write_outputs(plan: Plan, states: Mapping[str, str], notes: Mapping[str, str]) -> list[Row]:
@@ -89,8 +101,12 @@ def write_outputs(plan: Plan, states: Mapping[str, str], notes: Mapping[str, str
 
 
 def shown_columns(plan: Plan) -> list[str]:
-    """Return the columns of the table; those about a target only if there is one."""
-    return [c for c in COLUMNS if plan.target is not None or c not in TARGET_FIELDS]
+    """Return the columns of the table; those about target and reference only if there is one."""
+    left_out = {
+        *(TARGET_FIELDS if plan.target is None else ()),
+        *((RATIO_FIELD,) if plan.reference is None else ()),
+    }
+    return [c for c in COLUMNS if c not in left_out]
 
 
 def table_cells(plan: Plan, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
@@ -98,7 +114,8 @@ def table_cells(plan: Plan, rows: Sequence[Row]) -> tuple[list[str], list[list[s
     variants = any(row.variant for row in rows)
     columns = shown_columns(plan)
     first = ["variant", "method"] if variants else ["method"]
-    heads = [*first, *(COLUMNS[c][0] for c in columns), "seeds"]
+    titles = [COLUMNS[c][0].format(reference=plan.reference) for c in columns]
+    heads = [*first, *titles, "seeds"]
     body = []
     for row in rows:
         cells = [row.cells.get(c, NOT_RUN) for c in columns]
@@ -119,6 +136,12 @@ def explanation(plan: Plan) -> str:
         if plan.target is not None
         else ""
     )
+    if plan.reference is not None:
+        target += (
+            f' "rounds / {plan.reference}" are the rounds to the target over those of '
+            f"{plan.reference} with the same seed: below 1 is faster; blank where either did not "
+            "reach the target in one of the seeds."
+        )
     return (
         "Accuracies are on the clients' test splits: final (last evaluation) and best (the round "
         "with the highest validation accuracy, or test accuracy where nothing is set aside for "

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from server_app.compare.fields import (
+    read_label,
+    read_list,
+    read_mapping,
+    read_number,
+    read_optional,
+    read_text,
+    refuse_unknown,
+)
 from strategies.base.options import ConfigError
-from strategies.base.run_config import NAME, RunConfig, parse_run_config
+from strategies.base.run_config import RunConfig, parse_run_config
 
 OWN_KEYS = ("method", "seed", "output-dir", "run-name", "resume")
 """Run-config keys that the comparison itself sets."""
@@ -18,7 +26,7 @@ DAY = 86_400.0
 
 _FILE_KEYS = (
     "name", "output-dir", "clients", "methods", "seeds", "settings", "variants",
-    "target-accuracy", "differences", "parallel-workers", "run-timeout",
+    "target-accuracy", "reference", "differences", "parallel-workers", "run-timeout",
 )  # fmt: skip
 _REQUIRED = ("name", "output-dir", "clients", "methods", "seeds")
 
@@ -82,6 +90,8 @@ class Plan:
         In the order in which they run: seed by seed, so that early results span all methods.
     target : float, optional
         Accuracy whose cost is asked for.
+    reference : str, optional
+        Label of the method whose rounds to the target the others' are divided by.
     differences : tuple of (str, str)
         Pairs of method labels whose accuracies are subtracted client by client.
     workers : int, optional
@@ -95,6 +105,7 @@ class Plan:
     clients: int
     runs: tuple[PlannedRun, ...]
     target: float | None = None
+    reference: str | None = None
     differences: tuple[tuple[str, str], ...] = ()
     workers: int | None = None
     run_timeout: float = DAY
@@ -122,18 +133,18 @@ def read_plan(path: Path) -> Plan:
 
 def make_plan(content: object) -> Plan:
     """Check the content of a comparison file and lay out its runs; see `read_plan`."""
-    top = _mapping(content, "the file")
-    _refuse_unknown("key", top, _FILE_KEYS)
+    top = read_mapping(content, "the file")
+    refuse_unknown("key", top, _FILE_KEYS)
     missing = [key for key in _REQUIRED if top.get(key) is None]
     if missing:
         needed = ", ".join(_REQUIRED)
         raise ConfigError(f"missing: {', '.join(missing)}; a comparison needs {needed}")
-    name, output = _text(top["name"], "name"), _text(top["output-dir"], "output-dir")
-    clients = _number(top, "clients", int, 1)
+    name, output = read_text(top["name"], "name"), read_text(top["output-dir"], "output-dir")
+    clients = read_number(top, "clients", int, 1)
     shared = _settings(top.get("settings"), "settings")
-    methods = [_method(item) for item in _list(top["methods"], "methods")]
-    variants = [_variant(item) for item in _list(top.get("variants") or [], "variants")]
-    seeds = _list(top["seeds"], "seeds")
+    methods = [_method(item) for item in read_list(top["methods"], "methods")]
+    variants = [_variant(item) for item in read_list(top.get("variants") or [], "variants")]
+    seeds = read_list(top["seeds"], "seeds")
     runs = [
         _planned(name, output, clients, shared, variant, method, seed)
         for seed in seeds
@@ -148,10 +159,11 @@ def make_plan(content: object) -> Plan:
         output=Path(output).expanduser(),
         clients=clients,
         runs=tuple(runs),
-        target=_optional(top, "target-accuracy", float, 0.0, 1.0),
-        differences=_differences(_list(top.get("differences") or [], "differences"), runs),
-        workers=_optional(top, "parallel-workers", int, 1),
-        run_timeout=_optional(top, "run-timeout", float, 1.0) or DAY,
+        target=read_optional(top, "target-accuracy", float, 0.0, 1.0),
+        reference=_reference(top, [method.label for method in methods]),
+        differences=_differences(read_list(top.get("differences") or [], "differences"), runs),
+        workers=read_optional(top, "parallel-workers", int, 1),
+        run_timeout=read_optional(top, "run-timeout", float, 1.0) or DAY,
     )
 
 
@@ -186,27 +198,37 @@ def _check_data_and_models(run: RunConfig) -> None:
 def _method(item: object) -> Entry:
     from strategies.base.method import method_names
 
-    fields = {"name": item} if isinstance(item, str) else _mapping(item, "an item of methods")
-    _refuse_unknown("key of a method", fields, ("name", "label", "overrides"))
-    name = _text(fields.get("name"), "name of a method")
-    _refuse_unknown("method", [name], method_names())
-    label = _label(fields.get("label", name), "label of a method")
+    fields = {"name": item} if isinstance(item, str) else read_mapping(item, "an item of methods")
+    refuse_unknown("key of a method", fields, ("name", "label", "overrides"))
+    name = read_text(fields.get("name"), "name of a method")
+    refuse_unknown("method", [name], method_names())
+    label = read_label(fields.get("label", name), "label of a method")
     return Entry(label, _settings(fields.get("overrides"), f"overrides of {label}"), name)
 
 
 def _variant(item: object) -> Entry:
-    fields = _mapping(item, "an item of variants")
-    _refuse_unknown("key of a variant", fields, ("label", "settings"))
-    label = _label(fields.get("label"), "label of a variant")
+    fields = read_mapping(item, "an item of variants")
+    refuse_unknown("key of a variant", fields, ("label", "settings"))
+    label = read_label(fields.get("label"), "label of a variant")
     return Entry(label, _settings(fields.get("settings"), f"settings of {label}"))
+
+
+def _reference(top: Mapping[str, Any], labels: list[str]) -> str | None:
+    if top.get("reference") is None:
+        return None
+    reference = read_text(top["reference"], "reference")
+    refuse_unknown("label in reference", [reference], labels)
+    if top.get("target-accuracy") is None:
+        raise ConfigError("reference: rounds to the target are compared; give a target-accuracy")
+    return reference
 
 
 def _differences(items: list[Any], runs: list[PlannedRun]) -> tuple[tuple[str, str], ...]:
     data = {(run.label, run.seed, run.variant): run.run.data_spec for run in runs}
     labels = list(dict.fromkeys(run.label for run in runs))
     for item in items:
-        pair = _list(item, "an item of differences")
-        _refuse_unknown("label in differences", pair, labels)
+        pair = read_list(item, "an item of differences")
+        refuse_unknown("label in differences", pair, labels)
         if len(pair) != 2 or pair[0] == pair[1]:
             raise ConfigError(
                 f"differences: accepted are pairs of two different labels, not {pair}"
@@ -221,21 +243,12 @@ def _differences(items: list[Any], runs: list[PlannedRun]) -> tuple[tuple[str, s
 def _settings(value: object, where: str) -> dict[str, Any]:
     from strategies.base.run_config import default_run_config
 
-    settings = {} if value is None else _mapping(value, where)
+    settings = {} if value is None else read_mapping(value, where)
     for key in settings:
         if key in OWN_KEYS:
             raise ConfigError(f"{where}: {key} is set by the comparison itself; leave it out")
-    _refuse_unknown(f"run-config key in {where}", settings, default_run_config())
+    refuse_unknown(f"run-config key in {where}", settings, default_run_config())
     return settings
-
-
-def _refuse_unknown(what: str, given: Iterable[str], known: Iterable[str]) -> None:
-    known = list(known)
-    for key in given:
-        if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-            raise ConfigError(f"{key!r}: unknown {what}; {hint}")
 
 
 def _refuse_twins(names: list[str]) -> None:
@@ -245,50 +258,3 @@ def _refuse_twins(names: list[str]) -> None:
                 f"two runs would be named {name}; give repeated methods a label of their own, and "
                 "every seed and variant once"
             )
-
-
-def _mapping(value: object, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise ConfigError(f"{where}: accepted is a mapping of names to values, not {value!r}")
-    return value
-
-
-def _list(value: object, key: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise ConfigError(f"{key} = {value!r}: accepted is a list")
-    return value
-
-
-def _text(value: object, key: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise ConfigError(f"{key} = {value!r}: accepted is a text")
-    return value
-
-
-def _label(value: object, key: str) -> str:
-    text = _text(value, key)
-    if not NAME.fullmatch(text):
-        raise ConfigError(
-            f"{key} = {text!r}: accepted is a name of letters, digits, '.', '_' and '-', because "
-            "it becomes part of a directory's name"
-        )
-    return text
-
-
-def _number(
-    top: Mapping[str, Any], key: str, kind: type, low: float, high: float | None = None
-) -> Any:
-    value = top[key]
-    fits = isinstance(value, int) or (kind is float and isinstance(value, float))
-    if isinstance(value, bool) or not fits or value < low or (high is not None and value > high):
-        words = f"{'an integer' if kind is int else 'a number'} of at least {low:g}"
-        raise ConfigError(
-            f"{key} = {value!r}: accepted is {words}" + (f", at most {high:g}" if high else "")
-        )
-    return kind(value)
-
-
-def _optional(
-    top: Mapping[str, Any], key: str, kind: type, low: float, high: float | None = None
-) -> Any:
-    return None if top.get(key) is None else _number(top, key, kind, low, high)

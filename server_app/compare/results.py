@@ -42,6 +42,9 @@ FLOPS_FIELD = "flops_per_round"
 
 TARGET_FIELDS = ("rounds_to_target", "uplink_to_target", "downlink_to_target", "flops_to_target")
 
+RATIO_FIELD = "rounds_over_reference"
+"""Rounds to the target over those of the method that the comparison names as reference."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
@@ -103,14 +106,21 @@ def collect(plan: Plan, states: Mapping[str, str]) -> list[Row]:
     groups: dict[tuple[str, str], list[PlannedRun]] = {}
     for run in plan.runs:
         groups.setdefault((run.variant, run.label), []).append(run)
-    rows = []
-    for (variant, label), runs in groups.items():
-        by_seed = {
+    read = {
+        at: {
             run.seed: read_result(run.directory, plan.target)
             for run in runs
             if states.get(run.name) == COMPLETE
         }
+        for at, runs in groups.items()
+    }
+    rows = []
+    for (variant, label), runs in groups.items():
+        by_seed = read[variant, label]
         results = list(by_seed.values())
+        cells = _cells(results, plan.target)
+        if plan.reference is not None:
+            cells[RATIO_FIELD] = over_reference(by_seed, read[variant, plan.reference])
         rows.append(
             Row(
                 variant=variant,
@@ -118,7 +128,7 @@ def collect(plan: Plan, states: Mapping[str, str]) -> list[Row]:
                 method=runs[0].method,
                 complete=len(results),
                 planned=len(runs),
-                cells=_cells(results, plan.target),
+                cells=cells,
                 curve=mean_curve([result.points for result in results]),
                 finals={seed: result.final for seed, result in by_seed.items()},
             )
@@ -165,6 +175,33 @@ def to_target(run: RunData, points: Sequence[Point], target: float) -> dict[str,
         "downlink_to_target": _or_words(spent.down_scalars, NOT_RECORDED),
         "flops_to_target": _or_words(spent.flops, NOT_RECORDED),
     }
+
+
+def over_reference(
+    own: Mapping[int, RunResult], reference: Mapping[int, RunResult]
+) -> Spread | str:
+    """Return the ratio of two methods' rounds to the target, seed by seed.
+
+    Parameters
+    ----------
+    own, reference : Mapping of int to RunResult
+        Both methods' complete runs in one variant, by seed.
+
+    Returns
+    -------
+    Spread or str
+        Over the seeds that are complete for both; "" if one of them has no ratio, because either
+        method did not reach the target or the reference had it before any training.
+    """
+    if not own:
+        return NOT_RUN
+    ratios = []
+    for seed in sorted(own.keys() & reference.keys()):
+        rounds, base = (of[seed].values["rounds_to_target"] for of in (own, reference))
+        if isinstance(rounds, str) or isinstance(base, str) or not base:
+            return ""
+        ratios.append(rounds / base)
+    return spread(ratios) if ratios else ""
 
 
 def spread(values: Iterable[float]) -> Spread:

@@ -38,6 +38,7 @@ from server_app.report.tables import (
     client_table,
     failure_table,
     file_list,
+    model_table,
     provenance,
     settings_table,
 )
@@ -89,7 +90,7 @@ def render(run: RunData) -> str:
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f"<title>{esc(title)} · Wildflower</title><style>{STYLE}</style></head><body><main>\n"
         f"{_header(run)}\n{_key_figures(run)}\n{_charts(run)}\n"
-        f"<h2>Clients</h2>{client_table(run, scope(run))}\n{_failures(run)}\n"
+        f"<h2>Clients</h2>{client_table(run, scope(run))}{model_table(run)}\n{_failures(run)}\n"
         f"<h2>Settings</h2>{settings_table(run)}\n"
         f"<h2>Provenance</h2>{provenance(_provenance(run))}\n"
         f"<h2>Files</h2>{file_list(run)}\n"

@@ -5,7 +5,14 @@ from typing import Any
 
 from server_app.report.charts import colour_of_models
 from server_app.report.data import Client, RunData
-from server_app.report.stats import History, histories
+from server_app.report.stats import (
+    History,
+    histories,
+    main_phase,
+    measured,
+    placed,
+    weighted_mean,
+)
 from server_app.report.svg import NOT_RECORDED, esc, grouped, human, percent, size
 
 MOST_CLASS_BARS = 40
@@ -115,6 +122,36 @@ def client_table(run: RunData, scope: str) -> str:
         "by class, each client to its own scale, and the number held. Click a heading to "
         'sort.</p><div class="scroll" tabindex="0"><table class="clients"><thead><tr>'
         f"{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def model_table(run: RunData) -> str:
+    """Return the last accuracy of every architecture and their mean; "" for fewer than two."""
+    models = list(dict.fromkeys(card.model for card in run.clients))
+    table = measured(run, "accuracy")
+    line = list(placed(table, main_phase(table)).values())
+    if len(models) < 2 or not line:
+        return ""
+    label, last = line[-1]
+    colours = colour_of_models(run.clients)
+    rows, means = "", []
+    for model in models:
+        clients = [card.client for card in run.clients if card.model == model]
+        own = [last[client] for client in clients if client in last]
+        mean = weighted_mean(own)
+        means += [] if mean is None else [mean]
+        cells = f"<td>{len(clients)}</td><td>{len(own)}</td>"
+        name = f'<i class="key {colours[model]}"></i>{esc(model)}'
+        shown = DASH if mean is None else percent(mean)
+        rows += f'<tr><td class="left">{name}</td>{cells}<td>{shown}</td></tr>'
+    average = percent(sum(means) / len(means)) if means else DASH
+    return (
+        f"<h2>Accuracy by architecture</h2><p class=note>{esc(label)} evaluation; a mean over an "
+        "architecture's clients is weighted by test examples, the mean of all counts architectures "
+        'alike.</p><div class="scroll"><table class="models"><thead><tr><th class="left">model</th>'
+        "<th>clients</th><th>evaluated</th><th>accuracy</th></tr></thead>"
+        f'<tbody>{rows}<tr><td class="left">mean over models</td><td></td><td></td>'
+        f"<td>{average}</td></tr></tbody></table></div>"
     )
 
 

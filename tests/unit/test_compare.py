@@ -16,7 +16,7 @@ from server_app.compare import command as compare
 from server_app.compare.differences import Difference, differences, statement, tables
 from server_app.compare.output import markdown, table_cells, write_outputs
 from server_app.compare.plan import Plan, PlannedRun, make_plan, read_plan
-from server_app.compare.results import collect, read_result
+from server_app.compare.results import Spread, collect, read_result
 from server_app.compare.state import COMPLETE, NEW, PARTIAL, check_states, run_state, start_config
 from server_app.flower.text import toml_lines
 from server_app.recorder import HEADERS
@@ -141,6 +141,12 @@ def test_runs_are_named_after_variant_label_and_seed(tmp_path: Path) -> None:
         ({"clients": 0}, "clients = 0: accepted is an integer of at least 1"),
         ({"clients": True}, "clients = True"),
         ({"target_accuracy": 80}, "target-accuracy = 80"),
+        ({"reference": "fedra"}, "'fedra': unknown label in reference; did you mean fedre?"),
+        ({"reference": ["fedre"]}, "reference = ['fedre']: accepted is a text"),
+        (
+            {"reference": "fedre", "target_accuracy": ...},
+            "reference: rounds to the target are compared; give a target-accuracy",
+        ),
         ({"output_dir": "here"}, "output-dir = 'here': accepted is an absolute path"),
         ({"differences": [["fedre", "lokal"]]}, "unknown label in differences; did you mean local"),
         ({"differences": [["x", "fedre"]]}, "'x': unknown label in differences; known are local, "),
@@ -371,6 +377,92 @@ def test_table_and_page_are_written(tmp_path: Path) -> None:
     assert "fedre (1 of 2 seeds)" in html
     assert not any(word in html for word in ("http://", "https://", "<script", "nan"))
     assert not list(tmp_path.glob("*.partial"))
+
+
+# -- the reference ---------------------------------------------------------------------------------
+
+#: With these, the weighted mean reaches 0.5 in the round with the high value.
+REACHED = {1: [0.7, 0.7, 0.7, 0.7], 2: [0.1, 0.7, 0.7, 0.7], 3: [0.1, 0.1, 0.7, 0.7],
+           4: [0.1, 0.1, 0.1, 0.7], None: [0.1, 0.1, 0.1, 0.1]}  # fmt: skip
+
+
+def with_reference(tmp_path: Path, rounds: dict[str, int | None], **changes: Any) -> Plan:
+    """Write runs by the end of their name that reach the target in these rounds."""
+    plan = plan_of(tmp_path, reference="fedre", settings={"num-rounds": 4}, **changes)
+    for run in plan.runs:
+        end = run.name.removeprefix("try-")
+        if end in rounds:
+            write_run(run, REACHED[rounds[end]])
+    return plan
+
+
+def ratios(plan: Plan) -> list[Any]:
+    rows = collect(plan, check_states(plan))
+    return [row.cells["rounds_over_reference"] for row in rows]
+
+
+def test_rounds_are_divided_by_the_references_seed_by_seed(tmp_path: Path) -> None:
+    """4 / 2 and 1 / 4, so 1.125 on average, and not 2.5 / 3."""
+    rounds = {"local-seed0": 4, "fedre-seed0": 2, "local-seed1": 1, "fedre-seed1": 4}
+    plan = with_reference(tmp_path, rounds)
+    local, fedre = ratios(plan)
+    assert local.mean == 1.125
+    assert local.std == pytest.approx(1.75 / math.sqrt(2))
+    assert (fedre.mean, fedre.std) == (1.0, 0.0)
+    rows = write_outputs(plan, check_states(plan), {})
+    heads, body = table_cells(plan, rows)
+    at = heads.index("rounds / fedre")
+    assert heads[at - 1] == "rounds to target"
+    assert [line[at] for line in body] == ["1.12 ± 1.24", "1.00 ± 0.00"]
+    assert "| rounds / fedre |" in (tmp_path / "try.md").read_text()
+    assert "rounds to the target over those of fedre" in (tmp_path / "try.md").read_text()
+    html = (tmp_path / "try.html").read_text()
+    assert '<th class="">rounds / fedre</th>' in html
+    assert '<td class="">1.12 ± 1.24</td>' in html
+    with (tmp_path / "try.csv").open(newline="") as file:
+        first, second = csv.DictReader(file)
+    assert float(first["rounds_over_reference"]) == 1.125
+    assert second["rounds_over_reference_std"] == "0.0"
+
+
+def test_no_ratio_where_either_never_reached_the_target(tmp_path: Path) -> None:
+    plan = with_reference(
+        tmp_path,
+        {
+            "a-local-seed0": None, "a-fedre-seed0": 2, "a-local-seed1": 1, "a-fedre-seed1": 1,
+            "b-local-seed0": 2, "b-fedre-seed0": None, "b-local-seed1": 1, "b-fedre-seed1": 1,
+        },
+        variants=[{"label": "a"}, {"label": "b"}],
+    )  # fmt: skip
+    a_local, a_fedre, b_local, b_fedre = ratios(plan)
+    assert (a_local, b_local, b_fedre) == ("", "", "")
+    assert (a_fedre.mean, a_fedre.std) == (1.0, 0.0)
+    write_outputs(plan, check_states(plan), {})
+    with (tmp_path / "try.csv").open(newline="") as file:
+        assert [row["rounds_over_reference"] for row in csv.DictReader(file)] == ["", "1.0", "", ""]
+
+
+def test_a_ratio_rests_on_the_seeds_complete_for_both(tmp_path: Path) -> None:
+    plan = with_reference(tmp_path, {"local-seed0": 4, "fedre-seed1": 2})
+    assert ratios(plan) == ["", Spread(1.0, None)]
+    write_run(plan.runs[1], REACHED[2])
+    assert ratios(plan) == [Spread(2.0, None), Spread(1.0, 0.0)]
+    assert ratios(with_reference(tmp_path / "b", {"fedre-seed0": 2}))[0] == "not run"
+
+
+def test_a_reference_that_needed_no_training_gives_no_ratio(tmp_path: Path) -> None:
+    plan = with_reference(tmp_path, {"local-seed0": 2, "fedre-seed0": 1}, seeds=[0])
+    path = plan.runs[1].directory / "metrics.csv"
+    path.write_text(path.read_text().replace("post", "pre"))
+    assert ratios(plan) == ["", ""]
+
+
+def test_without_a_reference_there_is_no_such_column(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+    write_run(plan.runs[0], [0.3, 0.6, 0.8])
+    rows = write_outputs(plan, check_states(plan), {})
+    assert not any("/ " in head for head in table_cells(plan, rows)[0])
+    assert "reference" not in (tmp_path / "try.csv").read_text()
 
 
 # -- differences by client -----------------------------------------------------------------------

@@ -59,7 +59,8 @@ def summary(**accuracy: Any) -> dict[str, Any]:
         "clients_failed": 1,
         "accuracy": {
             "final": 0.5, "best": 0.75, "best_round": 2, "best_by": "validation",
-            "clients_evaluated": 4, "model": "personal", "test_split": "global", **accuracy,
+            "clients_evaluated": 4, "model": "personal", "test_split": "global",
+            "mean_over_models": 0.25, **accuracy,
         },
         "traffic": {"uplink_scalars_per_round": 5120, "downlink_scalars_per_round": 513_000},
         "time": {"total_s": 12.34},
@@ -74,6 +75,14 @@ def test_the_last_lines_say_what_a_mean_rests_on() -> None:
         "a round moves  5.12k scalars up, 513k down",
         "rounds took    12.3 s, client failures: 1",
     ]
+
+
+def test_the_mean_over_models_is_told_of_global_models() -> None:
+    lines = closing_lines(summary(model="global")).splitlines()
+    assert lines[1] == "mean of models 25.00 % (every architecture counts alike)"
+    assert len(lines) == 5
+    never = closing_lines(summary(model="global", mean_over_models=None)).splitlines()
+    assert len(never) == 4
 
 
 def test_the_last_lines_without_an_evaluation() -> None:

@@ -199,6 +199,36 @@ def test_page_shows_the_key_figures_and_says_what_stands_behind_them(tmp_path: P
     assert not list(tmp_path.joinpath("run").glob(".report-*"))
 
 
+def test_page_has_the_accuracy_by_architecture(tmp_path: Path) -> None:
+    """cnn1 has (0.2 * 10 + 0.6 * 30) / 40 = 0.5, cnn2 0.8, resnet10 nothing; their mean is 0.65."""
+    run = write_run(tmp_path / "run", clients=3)
+    cards = card_rows(5, 10, np.random.default_rng(0))
+    for card, model in zip(cards, ("cnn1", "cnn2", "cnn1", "resnet10", "resnet10"), strict=True):
+        card[1] = model
+    write_csv(run, "clients", cards)
+    write_csv(run, "metrics", [
+        [1, 0, "pre", "accuracy", "0.9", 10], [1, 3, "pre", "accuracy", "0.9", 10],
+        [1, 0, "final", "accuracy", "0.2", 10], [1, 2, "final", "accuracy", "0.6", 30],
+        [1, 1, "final", "accuracy", "0.8", 5],
+    ])  # fmt: skip
+    page = page_of(run)
+    parse(page)
+    table = page.split("<h2>Accuracy by architecture</h2>")[1].split("</table>")[0]
+    rows = [
+        [re.sub("<[^>]+>", "", cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", line)]
+        for line in table.split("<tr>")[2:]
+    ]
+    assert rows == [
+        ["cnn1", "2", "2", "50.0\u202f%"], ["cnn2", "1", "1", "80.0\u202f%"],
+        ["resnet10", "2", "0", "&ndash;"], ["mean over models", "", "", "65.0\u202f%"],
+    ]  # fmt: skip
+    assert "final evaluation" in table
+    for card in cards:
+        card[1] = "cnn1"
+    write_csv(run, "clients", cards)
+    assert "<h2>Accuracy by architecture</h2>" not in page_of(run)
+
+
 def test_page_asks_for_nothing_from_outside(tmp_path: Path) -> None:
     page = page_of(write_run(tmp_path))
     for _, attributes in parse(page).seen:

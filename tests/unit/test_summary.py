@@ -94,6 +94,33 @@ def test_nothing_evaluated_is_none_and_not_zero(tmp_path: Path) -> None:
     assert got["clients_evaluated"] == 0
 
 
+def with_models(directory: Path, models: list[str]) -> None:
+    lines = [f"{client},{model}" for client, model in enumerate(models)]
+    (directory / "clients.csv").write_text("\n".join(["client,model", *reversed(lines)]) + "\n")
+
+
+def test_accuracy_by_model_is_weighted_within_and_not_between(tmp_path: Path) -> None:
+    """The closing evaluation: (0.8 * 10 + 0.4 * 30) / 40 = 0.5 and 0.9; their mean is 0.7."""
+    with_models(tmp_path, ["cnn5", "cnn2", "cnn5", "cnn3"])
+    got = summary_of(
+        tmp_path,
+        [(a_round(1, {0: (0.1, 10), 1: (0.1, 10), 2: (0.1, 30), 3: (0.1, 5)}, {}, "pre"), False),
+         (a_round(1, {0: (0.8, 10), 1: (0.9, 10), 2: (0.4, 30)}, {}, "final"), True)],
+        clients=4,
+    )  # fmt: skip
+    assert list(got["accuracy_by_model"]) == ["cnn5", "cnn2"]
+    assert got["accuracy_by_model"] == pytest.approx({"cnn5": 0.5, "cnn2": 0.9})
+    assert got["accuracy"]["mean_over_models"] == pytest.approx(0.7)
+    assert got["accuracy"]["final"] == pytest.approx(0.58)
+
+
+def test_without_an_evaluation_no_model_has_an_accuracy(tmp_path: Path) -> None:
+    with_models(tmp_path, ["cnn5", "cnn2"])
+    got = summary_of(tmp_path, [(a_round(1, {}, {}, "pre"), False)])
+    assert got["accuracy_by_model"] == {}
+    assert got["accuracy"]["mean_over_models"] is None
+
+
 def test_no_round_at_all(tmp_path: Path) -> None:
     got = summary_of(tmp_path, [])
     assert got["rounds"] == 0
