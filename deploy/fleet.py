@@ -94,14 +94,14 @@ class Tls:
 class Restarts:
     """How often a process that ended unasked is started again.
 
-    The pause doubles from `first_pause` to `longest_pause` seconds. The limit must leave room for
-    the attempts that Flower refuses within `HEARTBEAT_LIMIT` after a crash.
+    The pause doubles from `first_pause` to `longest_pause` seconds. The limit leaves room for the
+    attempts, about seven, that Flower refuses within `HEARTBEAT_LIMIT` after a crash of a device.
     """
 
-    at_most: int = option(10, minimum=0, maximum=1000)
+    at_most: int = option(20, minimum=0, maximum=1000)
     within: float = option(600.0, above=0)
     first_pause: float = option(1.0, above=0)
-    longest_pause: float = option(20.0, above=0)
+    longest_pause: float = option(10.0, above=0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from deploy import command as fleet
 from server_app import debug
 from server_app.compare import command as compare
 from server_app.costs import command as costs
@@ -23,6 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, module, text in (
         ("run", debug, "run a federation in this process, without Ray or a SuperLink"),
         ("compare", compare, "run the methods and seeds of a YAML file through flwr and tabulate"),
+        ("fleet", fleet, "start a fleet of real processes, run on it, describe its devices"),
         ("costs", costs, "reproduce the communication table of the FedRE paper"),
     ):
         command = commands.add_parser(name, help=text, description=text)

@@ -148,6 +148,7 @@ class FlowerClient:
         timeout: float,
         on_line: Callable[[str], None] | None = None,
         patience: float = 0.0,
+        may_return: Callable[[], bool] = lambda: True,
     ) -> FlowerRun:
         """Wait for the end of a run; a run that is not over in time is stopped.
 
@@ -161,6 +162,8 @@ class FlowerClient:
             Called with every line of the log about when it is written.
         patience : float
             Seconds for which the SuperLink may be away, for example while it is started again.
+        may_return : callable, optional
+            Whether a SuperLink that is away may come back at all.
 
         Raises
         ------
@@ -174,7 +177,7 @@ class FlowerClient:
         lines = LineReader(path, on_line)
         while True:
             self._follow(run_id, lines, deadline)
-            status = self._patient_status(run_id, patience)
+            status = self._patient_status(run_id, patience, may_return)
             if status[0].startswith("finished"):
                 return FlowerRun(run_id, *status, log_text(path))
             if time.monotonic() >= deadline:
@@ -251,12 +254,14 @@ class FlowerClient:
                 end_child(stream)
         lines.pass_on()
 
-    def _patient_status(self, run_id: str, patience: float) -> tuple[str, str]:
+    def _patient_status(
+        self, run_id: str, patience: float, may_return: Callable[[], bool]
+    ) -> tuple[str, str]:
         limit = time.monotonic() + patience
         while True:
             try:
                 return self.status(run_id)
             except FlowerError:
-                if time.monotonic() >= limit:
+                if time.monotonic() >= limit or not may_return():
                     raise
             time.sleep(1.0)

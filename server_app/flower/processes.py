@@ -14,7 +14,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -74,19 +74,19 @@ def _carries(pid: int, variable: str) -> bool:
         return False
 
 
-def end_family(variable: str, known: set[Process], first: str = "") -> None:
+def end_family(variable: str, known: set[Process], first: Sequence[str] = ()) -> None:
     """End all processes of a family: politely, then after three seconds for good.
 
     Parameters
     ----------
     variable, known
         As for `family`.
-    first : str, optional
-        A program that is ended before all others, because it takes leave of them.
+    first : sequence of str, optional
+        Programs that are ended one after the other before all else, because they take leave of
+        what ends later; each has three seconds.
     """
-    stages = [(signal.SIGTERM, 3.0, ""), (signal.SIGKILL, 10.0, "")]
-    if first:
-        stages.insert(0, (signal.SIGTERM, 3.0, first))
+    stages = [(signal.SIGTERM, 3.0, program) for program in (*first, "")]
+    stages.append((signal.SIGKILL, 10.0, ""))
     for number, seconds, program in stages:
         deadline = time.monotonic() + seconds
         known = family(variable, known)

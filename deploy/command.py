@@ -1,0 +1,232 @@
+"""`wildflower fleet`: start a fleet on this machine, run on it, look at it, describe a device.
+
+wildflower fleet up FLEET.yaml             start all its processes; Ctrl-C ends them
+wildflower fleet run FLEET.yaml PRESET     run the app on it; exit code 0 only if it completed
+wildflower fleet status FLEET.yaml         how its processes are
+wildflower fleet down FLEET.yaml           end it from another terminal
+wildflower fleet keys FLEET.yaml           make certificates and keys only
+wildflower fleet device FLEET.yaml 0       what to run on device 0
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from deploy.device import PLACE, server_unit, shell_command, systemd_unit
+from deploy.fleet import HEARTBEAT_LIMIT, Files, Fleet, Tls, is_loopback
+from deploy.fleet_file import read_fleet
+from deploy.identities import make_identities
+from deploy.local import CHECKOUT, LocalFleet
+from deploy.specs import SUPEREXEC, SUPERLINK, flower_client
+from deploy.state import ONLINE, State, health, is_running, read_state, wait_for_end
+from deploy.supervisor import RUNNING
+from server_app.console import say, table
+from server_app.debug import parse_assignments
+from server_app.flower.client import FlowerError
+from server_app.flower.processes import terminate_as_interrupt
+from strategies.base.options import ConfigError
+from strategies.base.run_config import parse_run_config
+
+DAY = 86_400.0
+END_SECONDS = 60.0
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the sub-commands and their arguments."""
+    commands = parser.add_subparsers(dest="fleet_command", required=True, metavar="COMMAND")
+
+    def command(name: str, text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.add_argument("file", type=Path, help="the fleet, a YAML file; deploy/fleet.yaml is one")
+        return sub
+
+    up = command("up", "start a fleet's processes on this machine and keep them running")
+    up.add_argument(
+        "--insecure", action="store_true",
+        help="without TLS and keys, on this machine only; for debugging",
+    )  # fmt: skip
+    up.add_argument(
+        "--server-only", action="store_true", help="the server's processes; devices are elsewhere"
+    )
+    run = command("run", "run the app on a fleet that is up; exit code 0 only if it completed")
+    run.add_argument("preset", nargs="?", help="a preset of the file")
+    run.add_argument(
+        "-c", "--run-config", action="append", default=[], metavar="'key=value ...'",
+        help="as for flwr run, for example -c \"method='fedproto' num-rounds=3\"; may be repeated",
+    )  # fmt: skip
+    run.add_argument(
+        "--app", type=Path, metavar="DIR", help="the Flower app (default: where this program is)"
+    )
+    run.add_argument(
+        "--timeout", type=float, default=DAY, metavar="S", help="stop the run after S seconds"
+    )
+    command("status", "tell how a fleet's processes are; exit code 0 if all are well")
+    command("down", "end a fleet that was started elsewhere")
+    command("keys", "make a fleet's certificates and keys; what there is already is kept")
+    device = command("device", "print what to run on one device")
+    device.add_argument("client_id", metavar="CLIENT-ID", help="of the device, or: server")
+    device.add_argument("--systemd", action="store_true", help="a systemd unit; else one command")
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Run one sub-command; returns its exit code."""
+    actions = {
+        "up": _up, "run": _run, "status": _status, "down": _down, "keys": _keys, "device": _device,
+    }  # fmt: skip
+    fleet = read_fleet(options.file)
+    try:
+        return actions[options.fleet_command](fleet, options)
+    except FlowerError as error:
+        print(f"wildflower fleet: {error}", file=sys.stderr)
+        return 1
+
+
+def _up(fleet: Fleet, options: argparse.Namespace) -> int:
+    listens_on = fleet.server.listens_on
+    if options.insecure and not is_loopback(listens_on):
+        raise ConfigError(
+            f"{fleet.source}: server.listen = {listens_on!r}: with --insecure accepted is this "
+            "machine only"
+        )
+    if options.insecure:
+        _warn("--insecure: no TLS, no node keys; any process on this machine can join and listen")
+    elif not is_loopback(listens_on):
+        _warn(
+            f"the SuperLink listens on {listens_on}. Flower has no login: whoever reaches port "
+            f"{fleet.server.port} can start code on all devices. Put a proxy before it "
+            "(`python -m deploy.proxy`) or a firewall"
+        )
+    fleet = dataclasses.replace(fleet, secure=not options.insecure)
+    clients = () if options.server_only else None
+    begin = time.monotonic()
+    try:
+        with terminate_as_interrupt(), LocalFleet(fleet, clients=clients) as running:
+            late = running.wait_online()
+            say(_status_table(State(running.fleet, None, tuple(running.processes.values()))))
+            for name in late:
+                _warn(f"{name} is not online yet; see {running.processes[name].log}")
+            say(f"fleet {fleet.name}: up after {time.monotonic() - begin:.0f} s in "
+                f"{fleet.directory}; Ctrl-C ends it")  # fmt: skip
+            say(f"next: wildflower fleet run {fleet.source} {' | '.join(fleet.presets)}")
+            return _keep(running)
+    except KeyboardInterrupt:
+        say(f"fleet {fleet.name}: all its processes have ended")
+        return 0
+
+
+def _keep(running: LocalFleet) -> int:
+    """Wait for Ctrl-C, or for what makes going on impossible."""
+    while running.broken is None:
+        time.sleep(0.5)
+    raise FlowerError(f"fleet {running.fleet.name}: {running.broken}")
+
+
+def _run(fleet: Fleet, options: argparse.Namespace) -> int:
+    app = (options.app or CHECKOUT).expanduser().absolute()
+    if not (app / "pyproject.toml").is_file():
+        raise ConfigError(
+            f"--app = {str(app)!r}: there is no Flower app (no pyproject.toml); name the checkout "
+            "of Wildflower"
+        )
+    config = {
+        "min-clients": len(fleet.devices), **fleet.presets[_preset(fleet, options.preset)],
+        **parse_assignments(options.run_config),
+    }  # fmt: skip
+    parse_run_config(config)
+    state = read_state(fleet)
+    client = flower_client(state.fleet)
+    with terminate_as_interrupt():
+        run_id = client.submit(app, config)
+        say(f"run {run_id} is submitted; Ctrl-C stops it")
+        try:
+            run = client.wait(
+                run_id, timeout=options.timeout, on_line=say, patience=HEARTBEAT_LIMIT,
+                may_return=lambda: is_running(fleet),
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            client.stop(run_id)
+            say(f"run {run_id}: stopped")
+            return INTERRUPTED
+        except TimeoutError as error:
+            raise FlowerError(str(error)) from error
+    say(f"run {run_id}: {run.status}{f', {run.details}' if run.details else ''}")
+    return 0 if run.completed else 1
+
+
+def _preset(fleet: Fleet, name: str | None) -> str:
+    known = ", ".join(fleet.presets) or "none: the file has no presets"
+    if name is None and len(fleet.presets) == 1:
+        return next(iter(fleet.presets))
+    if name is None or name not in fleet.presets:
+        raise ConfigError(f"{fleet.source}: preset = {name!r}: accepted is one of {known}")
+    return name
+
+
+def _status(fleet: Fleet, options: argparse.Namespace) -> int:
+    state = read_state(fleet)
+    say(_status_table(state))
+    well = [health(state.fleet, process) in (ONLINE, RUNNING) for process in state.processes]
+    return 0 if all(well) else 1
+
+
+def _status_table(state: State) -> str:
+    header = ("process", "pid", "port", "health", "restarts", "log")
+    order = [SUPERLINK, SUPEREXEC, *(device.name for device in state.fleet.devices)]
+    return table(
+        header,
+        [
+            (p.name, p.pid or "", p.port or "", health(state.fleet, p), p.restarts, p.log)
+            for p in sorted(state.processes, key=lambda p: order.index(p.name))
+        ],
+    )
+
+
+def _down(fleet: Fleet, options: argparse.Namespace) -> int:
+    state = read_state(fleet)
+    if state.parent is None:
+        raise FlowerError(f"fleet {fleet.name}: its parent process is not known; end it there")
+    if state.parent.pid != os.getpid():
+        state.parent.signal(signal.SIGTERM)
+    if not wait_for_end(fleet, END_SECONDS):
+        raise FlowerError(f"fleet {fleet.name}: still runs after {END_SECONDS:g} s")
+    say(f"fleet {fleet.name}: ended")
+    return 0
+
+
+def _keys(fleet: Fleet, options: argparse.Namespace) -> int:
+    found = make_identities(fleet)
+    for verb, paths in (("made", found.made), ("kept", found.kept)):
+        for path in paths:
+            say(f"{verb}  {path}")
+    for warning in found.warnings:
+        _warn(warning)
+    return 0
+
+
+def _device(fleet: Fleet, options: argparse.Namespace) -> int:
+    if options.client_id == "server":
+        for name, text in server_unit(fleet).items():
+            say(f"# {name}\n{text}")
+        return 0
+    if not options.client_id.isdigit():
+        raise ConfigError(f"client-id = {options.client_id!r}: accepted is a number, or: server")
+    device = fleet.device(int(options.client_id))
+    there = Files(PLACE / fleet.name, Tls())
+    for here, target in (
+        (fleet.files.ca, there.ca), (fleet.files.key(device), there.key(device))
+    ):  # fmt: skip
+        print(f"# copy {here} to {target} on the device (mode 0600)", file=sys.stderr)
+    say(systemd_unit(fleet, device) if options.systemd else shell_command(fleet, device))
+    return 0
+
+
+def _warn(text: str) -> None:
+    print(f"wildflower fleet: WARNING: {text}", file=sys.stderr, flush=True)

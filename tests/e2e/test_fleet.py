@@ -1,0 +1,155 @@
+"""A fleet of real processes: up, a run, Ctrl-C, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.fleet_file import read_fleet
+from deploy.specs import fleet_mark
+from server_app.flower.processes import end_family, family
+from tests.e2e.conftest import LIMIT, ROOT
+from tests.support import SMALL, Outcome
+
+pytestmark = pytest.mark.e2e
+
+ENDS_WITHIN = 15.0
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[Path]:
+    """A fleet of two unlike devices; what a failed test leaves behind is ended."""
+    path = tmp_path / "fleet.yaml"
+    content = {
+        "name": "pair",
+        "directory": str(tmp_path / "pair"),
+        "server": {"port": 0},
+        "devices": [
+            {"client-id": 0, "model": "cnn5", "device": "cpu", "partition-id": 0},
+            {"client-id": 1, "model": "resnet10-w4", "device": "cpu", "partition-id": 1},
+        ],
+        "settings": {
+            **{key: SMALL[key] for key in ("dataset", "subset", "min-examples")},
+            "output-dir": str(tmp_path / "runs"), "round-timeout": LIMIT, "num-rounds": 1,
+        },
+        "presets": {"fedre": {"method": "fedre", "run-name": "one"}},
+    }  # fmt: skip
+    path.write_text(yaml.safe_dump(content))
+    yield path
+    end_family(fleet_mark(tmp_path / "pair"), set())
+
+
+def fleet(*arguments: object, **options: Any) -> subprocess.Popen[str]:
+    """Start a sub-command of `wildflower fleet` as a user would."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "server_app.cli", "fleet", *map(str, arguments)],
+        cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options,
+    )  # fmt: skip
+
+
+def refusal(*arguments: object) -> str:
+    """Return the only line that a wrong call prints."""
+    process = fleet(*arguments)
+    text, _ = process.communicate(timeout=LIMIT)
+    assert process.returncode == 2, text
+    assert text.count("\n") == 1, text
+    return text
+
+
+def wait_until_up(up: subprocess.Popen[str]) -> str:
+    """Return what `fleet up` prints until all is up."""
+    assert up.stdout is not None
+    lines = []
+    for line in up.stdout:
+        lines.append(line)
+        if line.startswith("next: "):
+            return "".join(lines)
+    raise AssertionError("".join(lines))
+
+
+def test_up_run_and_ctrl_c(file: Path, tmp_path: Path) -> None:
+    """TLS and keys, three unlike processes, one round; Ctrl-C ends all within 15 s."""
+    mark = fleet_mark(tmp_path / "pair")
+    up = fleet("up", file)
+    try:
+        table = wait_until_up(up)
+        for name in ("superlink", "superexec", "client-0", "client-1"):
+            assert f"  {name} " in table
+        assert table.count("online") == 3
+        run = fleet("run", file)
+        text, _ = run.communicate(timeout=LIMIT)
+        assert run.returncode == 0, text
+        assert "round 1/1  2 of 2 clients" in text
+        assert "finished:completed" in text
+        assert "runs already" in refusal("up", file)
+        state = json.loads((tmp_path / "pair" / "state.json").read_text())
+        pids = {process["pid"] for process in state["processes"]}
+        # TLS and keys are on: every process was told to use them.
+        for pid in pids:
+            command = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            assert "--insecure" not in command
+            assert {"--root-certificates", "--ssl-ca-certfile"} & set(command)
+        assert len(family(mark, set())) >= 4
+        begin = time.monotonic()
+        up.send_signal(signal.SIGINT)
+        text, _ = up.communicate(timeout=LIMIT)
+        assert time.monotonic() - begin < ENDS_WITHIN
+        assert up.returncode == 0, text
+        assert "all its processes have ended" in text
+    finally:
+        up.kill()
+        up.wait()
+    assert family(mark, set()) == set()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    outcome = Outcome(tmp_path / "runs" / "one")
+    assert [row["model"] for row in outcome.rows("clients")] == ["cnn5", "resnet10-w4"]
+    states = sorted((tmp_path / "pair" / "processes").glob("client-*/state/one/*"))
+    assert len(states) == 2
+    secret = [path for path in (tmp_path / "pair").rglob("*") if b"PRIVATE KEY" in content(path)]
+    assert sorted(path.name for path in secret) == ["ca.key", "client-0", "client-1", "server.key"]
+
+
+def content(path: Path) -> bytes:
+    return path.read_bytes() if path.is_file() else b""
+
+
+def test_nothing_outlives_a_killed_parent(file: Path, tmp_path: Path) -> None:
+    """kill -9 of `fleet up` while it starts: its processes end all the same."""
+    mark = fleet_mark(tmp_path / "pair")
+    up = fleet("up", file)
+    deadline = time.monotonic() + LIMIT
+    while not family(mark, set()):
+        assert up.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    up.kill()
+    up.communicate()
+    deadline = time.monotonic() + ENDS_WITHIN
+    while family(mark, set()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_wrong_call_is_one_line(file: Path, tmp_path: Path) -> None:
+    assert "missing.yaml: cannot be read" in refusal("up", tmp_path / "missing.yaml")
+    assert "does not run; `wildflower fleet up" in refusal("run", file)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        file.write_text(file.read_text().replace("port: 0", f"port: {port}"))
+        text = refusal("up", file)
+    assert f"{file}: server.port = {port}: cannot listen on 127.0.0.1" in text
+    assert read_fleet(file).server.port == port
+    file.write_text(file.read_text().replace("client-id: 1", "client-id: 0"))
+    assert f"{file}: devices[1].client-id = 0: accepted is" in refusal("up", file)

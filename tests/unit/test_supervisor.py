@@ -1,0 +1,175 @@
+"""The supervisor: what ends unasked starts again, with growing pauses and a limit."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.fleet import Restarts
+from deploy.supervisor import FAILED, HELD, PAUSING, RUNNING, Spec, Supervisor
+from deploy.watchdog import Watchdog
+from server_app.flower.processes import end_family, family
+
+SLEEP = "import time; print('here', flush=True); time.sleep(60)"
+END = "print('[code: 2004] Failed to activate SuperNode.'); raise SystemExit(3)"
+PYTHON = Path(sys.executable).name
+QUICK = Restarts(at_most=3, within=60.0, first_pause=0.1, longest_pause=0.2)
+
+
+@dataclasses.dataclass
+class Watched:
+    supervisor: Supervisor
+    events: list[str]
+    spec: Callable[..., Spec]
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[Watched]:
+    events: list[str] = []
+    mark = f"WILDFLOWER_TEST={tmp_path.name}-{time.time_ns()}"
+
+    def spec(code: str, name: str = "sleeper") -> Spec:
+        variable, _, value = mark.partition("=")
+        return Spec(
+            name=name,
+            command=(PYTHON, "-c", code),
+            directory=tmp_path / name,
+            environment={**os.environ, variable: f"{value}-{name}."},
+            log=tmp_path / f"{name}.log",
+            mark=f"{mark}-{name}.",
+        )
+
+    supervisor = Supervisor(QUICK, events.append)
+    yield Watched(supervisor, events, spec)
+    supervisor.close()
+    end_family(mark, set())
+    supervisor.reap()
+    assert family(mark, set()) == set()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60.0
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_an_accident_is_followed_by_a_new_start(watched: Watched) -> None:
+    supervisor = watched.supervisor
+    supervisor.add(watched.spec(SLEEP))
+    first = supervisor.views()["sleeper"]
+    assert (first.state, first.restarts) == (RUNNING, 0)
+    assert first.pid is not None
+    os.kill(first.pid, signal.SIGKILL)
+    wait_for(lambda: supervisor.views()["sleeper"].restarts == 1)
+    second = supervisor.views()["sleeper"]
+    assert second.state == RUNNING
+    assert second.pid not in (None, first.pid)
+    assert watched.events == [
+        "sleeper was ended by signal 9; starts again in 0.1 s (1 of at most 3 in 60 s)",
+        "sleeper is started again",
+    ]
+    wait_for(lambda: "here" in second.output())
+    assert second.log_start > first.log_start
+    assert Path(second.log).read_text().count("sleeper starts") == 2
+
+
+def test_what_ends_all_the_time_is_given_up_and_says_why(watched: Watched) -> None:
+    supervisor = watched.supervisor
+    supervisor.add(watched.spec(END))
+    wait_for(lambda: supervisor.views()["sleeper"].state == FAILED)
+    view = supervisor.views()["sleeper"]
+    assert (view.restarts, view.pid) == (3, None)
+    pauses = [event.split(" in ")[1] for event in watched.events if "starts again" in event]
+    assert [pause.split(" s")[0] for pause in pauses] == ["0.1", "0.2", "0.2"]
+    last = watched.events[-1]
+    assert "more than 3 times in 60 s; it is not started again: [code: 2004]" in last
+    assert "its key is not registered, or Flower believes it online" in last
+    supervisor.start("sleeper")  # by hand: with a clean record
+    wait_for(lambda: supervisor.views()["sleeper"].state == PAUSING)
+    wait_for(lambda: supervisor.views()["sleeper"].state == FAILED)
+
+
+def test_what_is_ended_on_request_stays_down(watched: Watched) -> None:
+    supervisor = watched.supervisor
+    supervisor.add(watched.spec(SLEEP))
+    supervisor.add(watched.spec(SLEEP, "other"))
+    other = supervisor.views()["other"].pid
+    supervisor.end("sleeper", signal.SIGKILL)
+    supervisor.end("sleeper", signal.SIGKILL)  # again: nothing to do
+    time.sleep(0.5)
+    view = supervisor.views()["sleeper"]
+    assert (view.state, view.pid, watched.events) == (HELD, None, [])
+    assert supervisor.views()["other"].pid == other
+    supervisor.start("sleeper")
+    assert supervisor.views()["sleeper"].state == RUNNING
+
+
+def test_leftovers_of_a_process_end_before_it_starts_again(watched: Watched) -> None:
+    """A ClientApp of a killed SuperNode would write the same state as that of the new one."""
+    child = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {SLEEP!r}]); {SLEEP}"
+    supervisor = watched.supervisor
+    spec = watched.spec(child)
+    supervisor.add(spec)
+    wait_for(lambda: len(family(spec.mark, set())) == 2)
+    before = {process.pid for process in family(spec.mark, set())}
+    supervisor.end("sleeper", signal.SIGKILL)
+    assert len(family(spec.mark, set())) == 1
+    supervisor.start("sleeper")
+    wait_for(lambda: len(family(spec.mark, set())) == 2)
+    assert not before & {process.pid for process in family(spec.mark, set())}
+
+
+@pytest.mark.parametrize("dismissed", [True, False])
+def test_the_watchdog_ends_what_a_dead_parent_leaves(watched: Watched, dismissed: bool) -> None:
+    spec = watched.spec(SLEEP)
+    watched.supervisor.add(spec)
+    watchdog = Watchdog(spec.mark, ())
+    if dismissed:
+        watchdog.dismiss()
+        time.sleep(0.5)
+        assert len(family(spec.mark, set())) == 1
+    else:
+        watched.supervisor.close()  # it dies with the parent
+        assert watchdog._child.stdin is not None
+        watchdog._child.stdin.close()
+        wait_for(lambda: not family(spec.mark, set()))
+        watchdog._child.wait(60)
+
+
+def test_programs_end_in_the_order_asked_for(tmp_path: Path) -> None:
+    mark = f"WILDFLOWER_TEST={tmp_path.name}-{time.time_ns()}"
+    variable, _, value = mark.partition("=")
+    code = (
+        "import signal, sys, time\n"
+        "def leave(*_):\n"
+        "    time.sleep(0.3)\n"
+        f"    open({str(tmp_path / 'order')!r}, 'a').write(sys.argv[0] + ' ')\n"
+        "    sys.exit()\n"
+        "signal.signal(signal.SIGTERM, leave)\n"
+        "print(flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    children = []
+    for name in ("link", "node", "app"):
+        (tmp_path / name).write_text(code)
+        child = subprocess.Popen(
+            [sys.executable, name],
+            cwd=tmp_path,
+            env={**os.environ, variable: value},
+            stdout=subprocess.PIPE,
+        )
+        assert child.stdout is not None
+        child.stdout.readline()
+        children.append(child)
+    end_family(mark, set(), first=("app", "node"))
+    assert (tmp_path / "order").read_text().split() == ["app", "node", "link"]
+    assert [child.wait(10) for child in children] == [0, 0, 0]
