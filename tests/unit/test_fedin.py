@@ -17,7 +17,7 @@ from strategies.base.features import own_statistics
 from strategies.base.layerwise import WeightsPayload, split_state
 from strategies.base.method import get_method
 from strategies.base.weights import state_arrays
-from strategies.fedin import Client, ClientState, Downlink, LocalTraining, Uplink, alleviate
+from strategies.fedin import Client, ClientState, Downlink, Uplink, alleviate
 from tests.unit.test_training import a_context
 
 MAPS, WIDTH = (16, 4, 4), 8  # resnet10-w4 on 16x16 images, feature-dim = 8
@@ -235,25 +235,6 @@ def test_without_features_it_is_fedavg_or_fedprox_bit_for_bit(mu: float, other: 
     assert "loss_in" not in metrics
     assert (len(first.s_in), len(second.s_in)) == (12, 0)
     assert second.s_in.shape == (0, *MAPS)
-
-
-def test_feature_batches_take_turns() -> None:
-    """Three batches of two pairs over six steps: each is used twice, in order."""
-    keys = {"fedin__feature_batches": 3, "fedin__feature_batch_size": 2}
-    context = context_of(12, batch_size=2, **keys)
-    downlink = a_downlink(context, pairs=6)
-    state = Client().build(context)
-    Client().receive(context, state, downlink)
-    work = LocalTraining(context, state, downlink)
-    seen: list[float] = []
-    body = state.model.body
-    state.model.body = lambda s: (seen.append(float(s.flatten()[0])), body(s))[1]  # type: ignore
-    for parameter in state.model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    for _ in range(6):
-        work.gradient()
-    firsts = [float(downlink.s_in[i].flat[0]) for i in (0, 2, 4)]
-    assert seen == firsts * 2
 
 
 # BatchNorm ----------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from strategies.base.options import ConfigError
 from strategies.base.payload import PayloadError, count_scalars, pack, unpack
 from strategies.base.run_config import parse_run_config
 from strategies.base.weights import state_arrays
-from strategies.fedin import Client, Downlink, Uplink
+from strategies.fedin import Client, Downlink, LocalTraining, Uplink
 from tests.unit.test_fedin import MAPS, WIDTH, a_downlink, context_of, copy_of, model_of, trained
 
 # Capture and payload ------------------------------------------------------------------------------
@@ -90,6 +90,25 @@ def context_of_shape(images: InputShape) -> ClientContext:
     data = dataclasses.replace(base.data, dataset=dataset, train=train)
     run = parse_run_config({"method": "fedin", "batch-size": 16})
     return dataclasses.replace(base, data=data, run=run, model_name="resnet10")
+
+
+def test_feature_batches_take_turns() -> None:
+    """Three batches of two pairs over six steps: each is used twice, in order."""
+    keys = {"fedin__feature_batches": 3, "fedin__feature_batch_size": 2}
+    context = context_of(12, batch_size=2, **keys)
+    downlink = a_downlink(context, pairs=6)
+    state = Client().build(context)
+    Client().receive(context, state, downlink)
+    work = LocalTraining(context, state, downlink)
+    seen: list[float] = []
+    body = state.model.body
+    state.model.body = lambda s: (seen.append(float(s.flatten()[0])), body(s))[1]  # type: ignore
+    for parameter in state.model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    for _ in range(6):
+        work.gradient()
+    firsts = [float(downlink.s_in[i].flat[0]) for i in (0, 2, 4)]
+    assert seen == firsts * 2
 
 
 # Noise --------------------------------------------------------------------------------------------
