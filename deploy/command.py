@@ -25,7 +25,7 @@ from deploy.identities import make_identities
 from deploy.local import CHECKOUT, LocalFleet
 from deploy.specs import SUPEREXEC, SUPERLINK, flower_client
 from deploy.state import ONLINE, State, health, is_running, read_state, wait_for_end
-from deploy.supervisor import RUNNING
+from deploy.supervisor import RUNNING, View
 from server_app.console import say, table
 from server_app.debug import parse_assignments
 from server_app.flower.client import FlowerError
@@ -123,10 +123,19 @@ def _up(fleet: Fleet, options: argparse.Namespace) -> int:
 
 
 def _keep(running: LocalFleet) -> int:
-    """Wait for Ctrl-C, or for what makes going on impossible."""
+    """Say which devices come online, until Ctrl-C or until something makes going on impossible."""
+    online = {(p.name, p.pid) for p in running.processes.values() if _is_online(running, p)}
     while running.broken is None:
+        for process in running.processes.values():
+            if (process.name, process.pid) not in online and _is_online(running, process):
+                online.add((process.name, process.pid))
+                say(f"{process.name} is online")
         time.sleep(0.5)
     raise FlowerError(f"fleet {running.fleet.name}: {running.broken}")
+
+
+def _is_online(running: LocalFleet, process: View) -> bool:
+    return health(running.fleet, process) == ONLINE
 
 
 def _run(fleet: Fleet, options: argparse.Namespace) -> int:
@@ -157,6 +166,13 @@ def _run(fleet: Fleet, options: argparse.Namespace) -> int:
             return INTERRUPTED
         except TimeoutError as error:
             raise FlowerError(str(error)) from error
+        except FlowerError as error:
+            if is_running(fleet):
+                raise
+            raise FlowerError(
+                f"run {run_id}: fleet {fleet.name} has ended; the run's directory has what it did, "
+                "and -c \"resume='NAME'\" goes on with it"
+            ) from error
     say(f"run {run_id}: {run.status}{f', {run.details}' if run.details else ''}")
     return 0 if run.completed else 1
 

@@ -37,7 +37,7 @@ from deploy.supervisor import FAILED, Supervisor, View
 from deploy.watchdog import Watchdog
 from server_app.console import say
 from server_app.flower.client import COMMAND_SECONDS, FlowerError, FlowerRun
-from server_app.flower.processes import end_family, free_port, uninterrupted
+from server_app.flower.processes import end_family, family, free_port, runs_program, uninterrupted
 from server_app.flower.text import Value
 from strategies.base.options import ConfigError
 
@@ -170,14 +170,21 @@ class LocalFleet:
         `os.kill(running.processes[name].pid, 9)` instead is an accident: it is started again.
         """
         self._supervisor.end(name, number)
+        self._write_state()
 
     def stop(self, name: str) -> None:
         """End a process in order; it stays down until `start`."""
-        self._supervisor.end(name, signal.SIGTERM)
+        self.kill(name, signal.SIGTERM)
 
     def start(self, name: str) -> None:
         """Start a process that was ended. A device that was killed is refused for a while."""
         self._supervisor.start(name)
+        self._write_state()
+
+    def find(self, program: str) -> list[int]:
+        """Return the process ids of a program in this fleet, for example "flwr-serverapp"."""
+        everything = family(self.mark, set())
+        return sorted(p.pid for p in everything if runs_program(p.pid, program))
 
     def submit(self, run: str | Mapping[str, Value], app: Path = CHECKOUT) -> str:
         """Start a run and return its id.

@@ -90,7 +90,7 @@ def end_family(variable: str, known: set[Process], first: Sequence[str] = ()) ->
     for number, seconds, program in stages:
         deadline = time.monotonic() + seconds
         known = family(variable, known)
-        chosen = {process for process in known if not program or _runs(process.pid, program)}
+        chosen = {process for process in known if not program or runs_program(process.pid, program)}
         for process in chosen:
             process.signal(number)
         while chosen & known and time.monotonic() < deadline:
@@ -98,7 +98,7 @@ def end_family(variable: str, known: set[Process], first: Sequence[str] = ()) ->
             known = family(variable, known)
 
 
-def _runs(pid: int, program: str) -> bool:
+def runs_program(pid: int, program: str) -> bool:
     """Return whether a process runs a program, by itself or through an interpreter."""
     try:
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:2]
