@@ -29,11 +29,11 @@ from strategies.base.exchange import (
     Card,
     MetricRow,
     metrics_record,
-    read_payload,
 )
 from strategies.base.method import Method
 from strategies.base.options import ConfigError
 from strategies.base.payload import pack
+from strategies.base.replies import read_payload
 from strategies.base.rng import derive_seed, isolated_torch_rng
 from strategies.base.state import modules_of, move_state, non_finite_entries
 

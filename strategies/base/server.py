@@ -13,10 +13,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from flwr.serverapp.strategy.result import Result
 
-from strategies.base.exchange import INFO, Card, ClientUpdate, MessageFactory, read_reply
+from strategies.base.exchange import INFO, Card, ClientUpdate, MessageFactory
 from strategies.base.method import Method
 from strategies.base.options import option_keys
 from strategies.base.payload import PayloadError, Template
+from strategies.base.replies import read_reply
 from strategies.base.rng import SERVER, numpy_generator, torch_generator
 from strategies.base.run_config import RunConfig
 

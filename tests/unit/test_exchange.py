@@ -16,11 +16,10 @@ from strategies.base.exchange import (
     MetricRow,
     count_bytes,
     metrics_record,
-    read_metrics,
-    read_payload,
 )
 from strategies.base.method import get_method
 from strategies.base.payload import ARRAYS, MANIFEST, PayloadError, unpack
+from strategies.base.replies import read_metrics, read_payload
 from strategies.base.run_config import parse_run_config
 from tests.unit.test_roster import a_card
 

@@ -27,7 +27,6 @@ from strategies.base.exchange import (
     ClientUpdate,
     MetricRow,
     metrics_record,
-    read_reply,
 )
 from strategies.base.method import Method, get_method
 from strategies.base.payload import (
@@ -42,6 +41,7 @@ from strategies.base.payload import (
     pack,
     unpack,
 )
+from strategies.base.replies import read_reply
 
 DIMS = {"d": 2, "C": 3}
 

@@ -27,7 +27,7 @@ from tests.unit.test_round import a_reply
 
 CLIENTS = 40
 W = 3
-REASON = "no answer within 0.3 s (round-timeout)"
+REASON = "no answer within 1 s (round-timeout)"
 
 
 class CountingGrid:
@@ -88,9 +88,10 @@ def a_round(
     *,
     aggregate: Callable[[Aggregate], Aggregate] = lambda inner: inner,
     before: Callable[[Inbox], None] = lambda inbox: None,
+    timeout: float = 60.0,
 ) -> RoundResult:
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
-    run = parse_run_config({"method": "fedre", "round-timeout": 0.3})
+    run = parse_run_config({"method": "fedre", "round-timeout": timeout})
     strategy = run.chosen_method.server(run)
     strategy.admit(a_card(client) for client in range(CLIENTS))
     strategy.messages = MessageFactory("run", {c: 100 + c for c in range(CLIENTS)}, ttl=10)
@@ -225,7 +226,7 @@ def test_a_method_that_stops_reading_early_is_refused() -> None:
 def test_who_was_never_asked_is_named_at_the_deadline() -> None:
     """Clients 1 and 7 are silent: 1 is waited for, 2 to 7 are asked meanwhile, the others not."""
     grid = CountingGrid(silent=[1, 7])
-    result = a_round(grid, range(12), [20, 21])
+    result = a_round(grid, range(12), [20, 21], timeout=1.0)
     assert [client for _, client in grid.sent] == list(range(8))
     assert [(f.client_id, f.kind, f.reason) for f in result.failures] == [
         *((i, "train", REASON) for i in (1, 7, 8, 9, 10, 11)),
@@ -234,13 +235,13 @@ def test_who_was_never_asked_is_named_at_the_deadline() -> None:
     assert {client for client, _ in result.rows} == {0, 2, 3, 4, 5, 6}
     down = [t.client_id for t in result.traffic if t.direction == "downlink"]
     assert down == list(range(8))
-    assert 0.25 < result.seconds < 3
+    assert 0.95 < result.seconds < 10
 
 
 @pytest.mark.usefixtures("windowed")
 def test_a_silent_evaluation_does_not_keep_others_from_theirs() -> None:
     grid = CountingGrid(silent=[30, 31])
-    result = a_round(grid, range(3), range(30, 40))
+    result = a_round(grid, range(3), range(30, 40), timeout=1.0)
     assert [(f.client_id, f.kind) for f in result.failures] == [(30, "evaluate"), (31, "evaluate")]
     assert {client for client, _ in result.rows} == {0, 1, 2, *range(32, 40)}
 
