@@ -2,59 +2,101 @@
 
 from __future__ import annotations
 
-import os
+import multiprocessing
 import signal
-import subprocess
-import sys
 import time
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from typing import Any
 
 import pytest
+from flwr.app import Message
 
+from server_app.inprocess import InProcessGrid
 from strategies.base.method import method_names
 from tests.support import Outcome, run_federation
 
-ROOT = Path(__file__).parents[2]
-SETTINGS = {"num_rounds": 6, "sample_fraction": 0.7, "subset": 0.15}
-CHILD = """
-import sys
-from pathlib import Path
-import torch
-torch.set_num_threads(1)
-from tests.support import run_federation
-run_federation(Path(sys.argv[1]), 3, method=sys.argv[2], num_rounds=6, sample_fraction=0.7,
-               subset=0.15)
-"""
+CLIENTS = 3
+SETTINGS: dict[str, Any] = {
+    "num_rounds": 6,
+    "sample_fraction": 0.7,
+    # Small images and models: what is tested is what is saved, and most of the time is spent on
+    # convolutions otherwise. The ResNet brings BatchNorm's buffers.
+    "subset": 0.08,
+    "image_size": 16,
+    "feature_dim": 32,
+    "models": "cnn5, cnn4, resnet10-w4",
+}
+LIMIT = 120.0
+"""Seconds a child may take to reach round 4, many times what it needs."""
 
 
-def kill_in_round_four(directory: Path, method: str) -> Outcome:
-    """Start the run in a process of its own and end it with SIGKILL after its third round."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(directory), method],
-        cwd=ROOT, env={**os.environ}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    rounds = directory / "run" / "rounds.csv"
-    deadline = time.monotonic() + 120
+@pytest.fixture(scope="module")
+def processes() -> ForkServerContext:
+    """Start processes by forking one that has imported everything, instead of waiting for imports.
+
+    That one has a single thread, never runs a client, and ends when this process does.
+    """
+    context = multiprocessing.get_context("forkserver")
+    # `_dynamo` is what torch's optimizers import when they are used first.
+    context.set_forkserver_preload(["tests.conftest", __name__, "torch._dynamo"])
+    return context
+
+
+def run_until_killed(directory: Path, method: str, announce: Connection) -> None:
+    """Run a federation that, in round 4, asks to be killed while its second client is at work.
+
+    The first client has saved its state by then, and the server knows nothing of it.
+    """
+    at_work = 0
+
+    class Announcing(InProcessGrid):
+        def _answer(self, message: Message) -> Message:
+            nonlocal at_work
+            metadata = message.metadata
+            at_work += (metadata.message_type, metadata.group_id) == ("train", "4")
+            if at_work != 2:
+                return super()._answer(message)
+            announce.send_bytes(b"at work")
+            super()._answer(message)
+            time.sleep(LIMIT)  # however late the signal comes, round 4 does not end before it
+            raise SystemExit("this process was to be killed")
+
+    run_federation(directory, CLIENTS, method=method, grid_class=Announcing, **SETTINGS)
+
+
+def kill_in_round_four(processes: ForkServerContext, directory: Path, method: str) -> Outcome:
+    """Start the run in a process of its own and end it with SIGKILL in the middle of round 4."""
+    reader, writer = processes.Pipe(duplex=False)
+    process = processes.Process(
+        target=run_until_killed, args=(directory, method, writer), daemon=True
+    )
     try:
-        while time.monotonic() < deadline and process.poll() is None:
-            if rounds.is_file() and rounds.read_text().count("\n") >= 4:
-                break
-            time.sleep(0.002)
+        process.start()
+        writer.close()  # so that the child's end is the only one, and its death is noticed
+        assert reader.poll(LIMIT), f"{method}: no fourth round within {LIMIT:g} s"
+        assert reader.recv_bytes() == b"at work"
     finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait(timeout=30)
+        process.kill()
+        process.join(30)
+        reader.close()
+    assert process.exitcode == -signal.SIGKILL
     return Outcome(directory / "run")
 
 
 @pytest.mark.parametrize("method", method_names())
-def test_killed_and_resumed_equals_uninterrupted(method: str, tmp_path: Path) -> None:
+def test_killed_and_resumed_equals_uninterrupted(
+    processes: ForkServerContext, method: str, tmp_path: Path
+) -> None:
     """U21: per-client metrics, traffic and sampled clients are equal bit for bit."""
-    whole = run_federation(tmp_path / "whole", 3, method=method, **SETTINGS)
-    killed = kill_in_round_four(tmp_path / "parts", method)
+    killed = kill_in_round_four(processes, tmp_path / "parts", method)
     assert killed.config["status"] == "running"
     assert not (killed.path / "summary.json").exists()
-    resumed = run_federation(tmp_path / "parts", 3, method=method, resume="run", **SETTINGS)
+    assert [row["round"] for row in killed.rows("rounds")] == ["1", "2", "3"]
+    resumed = run_federation(tmp_path / "parts", CLIENTS, method=method, resume="run", **SETTINGS)
     assert resumed.config["status"] == "completed"
+    whole = run_federation(tmp_path / "whole", CLIENTS, method=method, **SETTINGS)
     assert resumed.text("metrics.csv") == whole.text("metrics.csv")
     assert resumed.text("traffic.csv") == whole.text("traffic.csv")
     assert resumed.summary["accuracy"] == whole.summary["accuracy"]
