@@ -32,8 +32,7 @@ from strategies.base.exchange import (
 )
 from strategies.base.method import Method
 from strategies.base.options import ConfigError
-from strategies.base.payload import pack
-from strategies.base.replies import read_payload
+from strategies.base.payload import pack, unpack
 from strategies.base.rng import derive_seed, isolated_torch_rng
 from strategies.base.state import modules_of, move_state, non_finite_entries
 
@@ -145,7 +144,7 @@ class Session:
         session = cls(local, half, None, None, store, 0)
         session.tests = bool(control["test"])
         session.state, session.rounds_trained = session.restore(control["final"])
-        session.downlink = read_payload(
+        session.downlink = unpack(
             method.downlink, message.content, local.dims, half.templates(local)
         )
         move_state(session.state, local.device)

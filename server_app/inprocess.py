@@ -6,6 +6,7 @@ numbers are those of any other way to run, because nothing depends on where a cl
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -77,9 +78,11 @@ class InProcessGrid(Grid):
         """Run the ClientApp on every message and keep the replies."""
         ids = []
         for message in messages:
-            message.metadata.__dict__["_message_id"] = message.object_id
-            self._replies[message.object_id] = self._answer(message)
-            ids.append(message.object_id)
+            # Flower's own id is a hash of all that the message holds, which may be a whole model.
+            message_id = uuid.uuid4().hex
+            message.metadata.__dict__["_message_id"] = message_id
+            self._replies[message_id] = self._answer(message)
+            ids.append(message_id)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:

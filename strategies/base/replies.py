@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import isfinite
-from typing import Any, TypeVar
+from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from strategies.base.exchange import INFO, METRICS, PHASES, ClientUpdate, MetricRow, count_bytes
 from strategies.base.method import Method
@@ -24,8 +24,6 @@ INFO_KEYS = frozenset(
 )
 MOST_METRICS, LONGEST_NAME = 200, 100
 """Bounds of what one reply may report."""
-
-T = TypeVar("T")
 
 
 def read_reply(
@@ -46,7 +44,6 @@ def read_reply(
     unknown = set(content) - {ARRAYS, MANIFEST, INFO, METRICS}
     if unknown:
         raise PayloadError(f"{sorted(unknown)[0]!r:.100}: record is not declared")
-    # Not through `content.config_records`: see `read_payload`.
     info = content.get(INFO)
     info = info if isinstance(info, ConfigRecord) else ConfigRecord()
     if undeclared := sorted(set(info) - INFO_KEYS):
@@ -70,36 +67,13 @@ def read_reply(
         raise PayloadError(f"{METRICS}: record is missing, or holds no metrics")
     rows = read_metrics(metrics)
     # A client that had nothing to train on answers without arrays.
-    uplink = read_payload(method.uplink, content, dims, templates) if examples else None
+    uplink = unpack(method.uplink, content, dims, templates) if examples else None
     if uplink is None and (ARRAYS in content or MANIFEST in content):
         raise PayloadError("num-examples: 0, but arrays were sent")
     scalars = count_scalars(uplink)[0] if uplink is not None else 0
     return ClientUpdate(
         client_id, examples, uplink, rows, seconds, count_bytes(content), scalars, worker, trained
     )
-
-
-def read_payload(
-    cls: type[T],
-    content: RecordDict,
-    dims: Mapping[str, int],
-    templates: Mapping[str, Template] | None = None,
-) -> T:
-    """Unpack a payload (see `unpack`) so that only it keeps the received bytes from then on.
-
-    Flower's `RecordDict.array_records` and its like, which `unpack` looks through, leave a
-    reference cycle behind: the bytes of a whole model would stay in memory until Python's
-    collector comes by. So they are looked for in a copy of the records, which is emptied.
-    """
-    copy = RecordDict({name: content[name] for name in (ARRAYS, MANIFEST) if name in content})
-    arrays = copy.get(ARRAYS)
-    if not isinstance(arrays, ArrayRecord):
-        return unpack(cls, copy, dims, templates)
-    copy[ARRAYS] = held = ArrayRecord(dict(arrays.items()))
-    try:
-        return unpack(cls, copy, dims, templates)
-    finally:
-        held.clear()
 
 
 def read_metrics(record: Mapping[str, Any]) -> list[MetricRow]:

@@ -59,8 +59,11 @@ def read_entries(content: RecordDict) -> dict[str, NDArray[Any]]:
         If manifest and arrays are not well formed or contradict each other, naming the key.
     """
     manifest = _read_manifest(content)
-    record = content.array_records.get(ARRAYS)
-    flats = {dtype: _read_flat(dtype, item) for dtype, item in (record or {}).items()}
+    # Not through `content.array_records`: Flower's views leave reference cycles behind, in which
+    # the bytes of a whole model would wait for Python's collector.
+    record = content.get(ARRAYS)
+    arrays = record if isinstance(record, ArrayRecord) else ArrayRecord()
+    flats = {dtype: _read_flat(dtype, item) for dtype, item in arrays.items()}
     offsets = dict.fromkeys(flats, 0)
     entries: dict[str, NDArray[Any]] = {}
     for key, dtype, shape in manifest:
@@ -87,7 +90,8 @@ def read_entries(content: RecordDict) -> dict[str, NDArray[Any]]:
 
 
 def _read_manifest(content: RecordDict) -> list[tuple[str, str, list[int]]]:
-    text = content.config_records.get(MANIFEST, ConfigRecord()).get("entries")
+    record = content.get(MANIFEST)
+    text = record.get("entries") if isinstance(record, ConfigRecord) else None
     if not isinstance(text, str):
         raise PayloadError(f"{MANIFEST}: missing, or not a text")
     try:

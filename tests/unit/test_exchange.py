@@ -19,7 +19,7 @@ from strategies.base.exchange import (
 )
 from strategies.base.method import get_method
 from strategies.base.payload import ARRAYS, MANIFEST, PayloadError, unpack
-from strategies.base.replies import read_metrics, read_payload
+from strategies.base.replies import read_metrics
 from strategies.base.run_config import parse_run_config
 from tests.unit.test_roster import a_card
 
@@ -52,7 +52,7 @@ def test_a_message_carries_control_and_payload_and_nothing_else() -> None:
     assert factory.last_scalars == 30
     untested = factory.build("train", 3, 5, a_head(), test=False)
     assert untested.content[CONTROL]["test"] is False
-    received = unpack(get_method("fedre").downlink, message.content, DIMS)
+    received: Any = unpack(get_method("fedre").downlink, message.content, DIMS)
     assert received.head_weight.tolist() == [[1, 1]] * 10
 
 
@@ -74,12 +74,12 @@ def test_a_payload_alone_keeps_what_was_received() -> None:
     gc.disable()
     try:
         watched = weakref.ref(content[ARRAYS])
-        payload = read_payload(downlink, content, DIMS)
-        assert read_payload(downlink, content, DIMS).head_weight[0, 0] == 3  # it is left whole
+        payload: Any = unpack(downlink, content, DIMS)
+        assert unpack(downlink, content, DIMS).head_weight[0, 0] == 3  # it is left whole
         del content[ARRAYS]
         assert watched() is None
         with pytest.raises(PayloadError, match="head_weight: no array of dtype float32"):
-            read_payload(downlink, content, DIMS)
+            unpack(downlink, content, DIMS)
         received = weakref.ref(payload.head_weight)
         del payload
         assert received() is None
