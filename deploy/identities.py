@@ -152,18 +152,34 @@ def _check_fit(
         raise ConfigError(f"{path.name}: was not issued by ca.crt beside it; {remedy}") from error
     if certificate.public_key() != key.public_key():
         raise ConfigError(f"{path.name}: does not belong to server.key beside it; {remedy}")
-    extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
-    known = set(extension.value)
+    known = _names(certificate)
     missing = [name for name in names if _general_name(name) not in known]
     if missing:
         raise ConfigError(f"{path.name}: is not valid for {', '.join(missing)}; {remedy}")
 
 
+def _names(certificate: x509.Certificate) -> set[x509.GeneralName]:
+    """Return the host names and addresses that a certificate is valid for."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except x509.ExtensionNotFound:
+        return set()
+    return set(names.value)
+
+
 def _check_own(fleet: Fleet, now: datetime.datetime, found: Identities) -> None:
-    """Check certificates that were brought along; which names they cover is their owner's part."""
+    """Check certificates that were brought along."""
     for path in (fleet.files.ca, fleet.files.certificate):
-        _read_certificate(path, now, found)
+        certificate = _read_certificate(path, now, found)
         found.kept.append(path)
+    server = fleet.server
+    here = server.local_endpoint.rpartition(":")[0].strip("[]")
+    for name, whose in ((server.address, "devices"), (here, "processes on this machine")):
+        accepted = {_general_name(name), x509.DNSName("*." + name.partition(".")[2])}
+        if not accepted & _names(certificate):
+            raise ConfigError(
+                f"{path}: is not valid for {name}, by which {whose} reach the SuperLink"
+            )
     _read_key(fleet.files.certificate_key)
     found.kept.append(fleet.files.certificate_key)
 

@@ -241,8 +241,11 @@ class LocalFleet:
         self._supervisor.add(self._specs.superexec())
         for run_id in registry.stop_dead_runs():
             self.on_event(f"run {run_id} was cut off by the end of the fleet; it is stopped")
-        with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1)
+        try:
             list(pool.map(lambda device: self._connect(device, registry), fleet.devices))
+        finally:
+            pool.shutdown(cancel_futures=True)  # after Ctrl-C no further device is started
         self._write_state()
 
     def _connect(self, device: Device, registry: Registry) -> None:

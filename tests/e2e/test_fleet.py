@@ -17,6 +17,7 @@ import yaml
 
 from deploy.fleet_file import read_fleet
 from deploy.specs import fleet_mark
+from server_app.cli import main
 from server_app.flower.processes import end_family, family
 from tests.e2e.conftest import LIMIT, ROOT
 from tests.support import SMALL, Outcome
@@ -57,13 +58,13 @@ def fleet(*arguments: object, **options: Any) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def refusal(*arguments: object) -> str:
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     """Return the only line that a wrong call prints."""
-    process = fleet(*arguments)
-    text, _ = process.communicate(timeout=LIMIT)
-    assert process.returncode == 2, text
-    assert text.count("\n") == 1, text
-    return text
+    capsys.readouterr()
+    assert main(["fleet", *map(str, arguments)]) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1), printed
+    return printed.err
 
 
 def wait_until_up(up: subprocess.Popen[str]) -> str:
@@ -77,7 +78,7 @@ def wait_until_up(up: subprocess.Popen[str]) -> str:
     raise AssertionError("".join(lines))
 
 
-def test_up_run_and_ctrl_c(file: Path, tmp_path: Path) -> None:
+def test_up_run_and_ctrl_c(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """TLS and keys, three unlike processes, one round; Ctrl-C ends all within 15 s."""
     mark = fleet_mark(tmp_path / "pair")
     up = fleet("up", file)
@@ -91,7 +92,7 @@ def test_up_run_and_ctrl_c(file: Path, tmp_path: Path) -> None:
         assert run.returncode == 0, text
         assert "round 1/1  2 of 2 clients" in text
         assert "finished:completed" in text
-        assert "runs already" in refusal("up", file)
+        assert "runs already" in refusal(capsys, "up", file)
         state = json.loads((tmp_path / "pair" / "state.json").read_text())
         pids = {process["pid"] for process in state["processes"]}
         # TLS and keys are on: every process was told to use them.
@@ -140,16 +141,18 @@ def test_nothing_outlives_a_killed_parent(file: Path, tmp_path: Path) -> None:
         time.sleep(0.1)
 
 
-def test_a_wrong_call_is_one_line(file: Path, tmp_path: Path) -> None:
-    assert "missing.yaml: cannot be read" in refusal("up", tmp_path / "missing.yaml")
-    assert "does not run; `wildflower fleet up" in refusal("run", file)
+def test_a_wrong_call_is_one_line(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "missing.yaml: cannot be read" in refusal(capsys, "up", tmp_path / "missing.yaml")
+    assert "does not run; `wildflower fleet up" in refusal(capsys, "run", file)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         file.write_text(file.read_text().replace("port: 0", f"port: {port}"))
-        text = refusal("up", file)
+        text = refusal(capsys, "up", file)
     assert f"{file}: server.port = {port}: cannot listen on 127.0.0.1" in text
     assert read_fleet(file).server.port == port
     file.write_text(file.read_text().replace("client-id: 1", "client-id: 0"))
-    assert f"{file}: devices[1].client-id = 0: accepted is" in refusal("up", file)
+    assert f"{file}: devices[1].client-id = 0: accepted is" in refusal(capsys, "up", file)
