@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from models import InputShape
 from tests.support import run_federation
-from tests.unit.test_layerwise import play, server_for
+from tests.unit.layerwise_support import play, server_for
 from tests.unit.test_training import a_context
 
 

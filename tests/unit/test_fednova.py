@@ -13,14 +13,19 @@ from strategies.base.layerwise import WeightsPayload
 from strategies.base.payload import PayloadError, count_scalars, pack, unpack
 from strategies.base.weights import mean_states
 from strategies.fednova import Uplink, effort_of
-from tests.unit.test_layerwise import NESTED, a_server, play, server_for, states_of, update
-from tests.unit.test_scaffold import (
+from tests.unit.layerwise_support import (
     LR,
+    NESTED,
+    a_server,
     batches_of,
     gradient,
     joined,
     linear_contexts,
     linear_server,
+    play,
+    server_for,
+    states_of,
+    update,
 )
 from tests.unit.test_training import a_context
 

@@ -1,11 +1,9 @@
-"""The layer-wise base: means against brute force, who nests with whom, buffers, what is kept."""
+"""The layer-wise base: means against brute force, who nests with whom, buffers (U42)."""
 
 from __future__ import annotations
 
 import dataclasses
-import weakref
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,61 +11,22 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from client_app.runner import make_card
-from models import InputShape, build_model
-from strategies.base.client import ClientContext
-from strategies.base.exchange import ClientUpdate
+from models import build_model
 from strategies.base.layerwise import WeightsPayload, split_state
-from strategies.base.method import get_method
-from strategies.base.payload import count_scalars, pack, unpack
-from strategies.base.run_config import parse_run_config
+from strategies.base.payload import count_scalars
 from strategies.base.server import RosterError
-from strategies.base.state import load_state, save_state
-from strategies.base.weights import RunningMean
-from tests.support import run_federation
-from tests.unit.test_roster import a_card
+from tests.unit.layerwise_support import (
+    NESTED,
+    SHAPE,
+    State,
+    a_server,
+    card_of,
+    play,
+    server_for,
+    states_of,
+    update,
+)
 from tests.unit.test_training import a_context
-
-NESTED = ("resnet10-w4", "resnet14-w4", "resnet18-w4")
-SHAPE = InputShape(channels=1, image_size=16, num_classes=3)
-
-State = dict[str, NDArray[Any]]
-
-
-def a_server(models: Mapping[int, str], method: str = "fedavg", **config: Any) -> Any:
-    """A server half that knows clients 0, 1, ... with these architectures, 16x16 grey images."""
-    keys = {key.replace("__", ".").replace("_", "-"): value for key, value in config.items()}
-    run = parse_run_config({"method": method, "feature-dim": 8, **keys})
-    server = get_method(method).server(run)
-    server.admit(card_of(client, model) for client, model in models.items())
-    server.state = server.initial_state()
-    return server
-
-
-def card_of(client: int, model: str) -> Any:
-    return a_card(client, model=model, num_classes=3, image_size=16)
-
-
-def states_of(model: str, seed: int) -> tuple[State, State]:
-    """A client's parameters and buffers: random numbers, and counters that differ by client."""
-    generator = np.random.default_rng(seed)
-    with torch.device("meta"):
-        parts = split_state(build_model(model, SHAPE, 8))
-
-    def draw(shape: tuple[int, ...], integer: bool) -> NDArray[Any]:
-        if integer:
-            return np.array(generator.integers(1, 100, shape), np.int64)
-        return np.array(generator.normal(size=shape), np.float32)
-
-    first, second = (
-        {n: draw(tuple(v.shape), not v.is_floating_point()) for n, v in part.items()}
-        for part in parts
-    )
-    return first, second
-
-
-def update(client: int, examples: int, uplink: Any) -> ClientUpdate:
-    return ClientUpdate(client, examples, uplink, [], 0.0, 0, 0, "")
 
 
 def brute_force(
@@ -90,48 +49,6 @@ def brute_force(
 
 def numpy_of(state: Mapping[str, torch.Tensor]) -> State:
     return {name: item.clone().numpy() for name, item in state.items()}
-
-
-def play(
-    server: Any,
-    contexts: Mapping[int, ClientContext],
-    states: dict[int, Any],
-    server_round: int,
-    participants: Iterable[int],
-) -> dict[int, ClientUpdate]:
-    """One whole round over the real wire format; private states stay in `states`."""
-    half, method, run = server.method.client(), server.method, server.run
-    updates = {}
-    for client in participants:
-        context = dataclasses.replace(contexts[client], server_round=server_round, run=run)
-        card = server.cards[client]
-        content = pack(server.make_downlink(card, server_round))
-        downlink = unpack(method.downlink, content, server.dims, half.templates(context))
-        state = states[client] if client in states else half.build(context)
-        states[client] = state
-        half.receive(context, state, downlink)
-        sent, _ = half.train(context, state, downlink)
-        uplink = unpack(method.uplink, pack(sent), server.dims, server.templates(card))
-        updates[client] = update(client, len(context.data.train), uplink)
-        server.check_uplink(updates[client])
-    server.aggregate(server_round, iter(updates.values()))
-    return updates
-
-
-def server_for(contexts: Mapping[int, ClientContext], method: str, **config: Any) -> Any:
-    """A server half that has admitted the clients of these contexts."""
-    keys = {key.replace("__", ".").replace("_", "-"): value for key, value in config.items()}
-    run = parse_run_config({"method": method, **keys})
-    chosen = get_method(method)
-    server = chosen.server(run)
-    server.admit(
-        dataclasses.replace(
-            make_card(dataclasses.replace(c, run=run, server_round=0), chosen), client_id=k
-        )
-        for k, c in contexts.items()
-    )
-    server.state = server.initial_state()
-    return server
 
 
 def test_key_sets_nest() -> None:
@@ -254,6 +171,35 @@ def test_a_late_joiner_that_clashes_is_refused() -> None:
     assert set(server.cards) == {0, 1}
 
 
+# Who measures a common test set -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("split", "buffers", "expected"),
+    [
+        ("global", "average", {1, 2, 5}),
+        ("global", "local", {1, 2, 3, 4, 5}),
+        ("personal", "average", {1, 2, 3, 4, 5}),
+    ],
+)
+def test_one_client_of_each_architecture_measures_a_common_test_set(
+    split: str, buffers: str, expected: set[int]
+) -> None:
+    models = {1: NESTED[1], 2: NESTED[0], 3: NESTED[1], 4: NESTED[0], 5: NESTED[2]}
+    server = a_server(models, test_split=split, fedavg__buffers=buffers)
+    assert server.evaluates_test([5, 4, 3, 2, 1]) == expected
+    if len(expected) == 3:
+        assert server.evaluates_test([3, 4]) == {3, 4}
+
+
+def test_owners_are_clients_with_examples() -> None:
+    server = a_server({0: NESTED[0], 1: NESTED[2], 2: NESTED[2]})
+    server.admit([dataclasses.replace(card_of(3, NESTED[2]), train_examples=0)])
+    owners = server.owners()
+    assert owners["head.bias"] == 3
+    assert owners["backbone.layer1.1.conv1.weight"] == 2
+
+
 # Buffers (U42) ----------------------------------------------------------------------------------
 
 
@@ -310,110 +256,3 @@ def test_papers_count_parameters_only() -> None:
     buffers = sum(b.numel() for b in model.buffers())
     assert buffers > 0
     assert count_scalars(down) == (parameters, parameters + buffers)
-
-
-# Memory and files -------------------------------------------------------------------------------
-
-
-class Arrays(dict[str, NDArray[Any]]):
-    """A dictionary that weak references can point to."""
-
-
-def test_a_round_holds_one_client_at_a_time() -> None:
-    """What was folded in is let go of, with all its arrays, before the next one is asked for."""
-    server = a_server(dict.fromkeys(range(4), NESTED[0]))
-    seen: list[weakref.ref[Any]] = []
-
-    def stream() -> Iterator[ClientUpdate]:
-        for client in range(4):
-            # The loop that reads still names the update before this one.
-            assert all(reference() is None for reference in seen[:-2])
-            weights, buffers = states_of(NESTED[0], client)
-            seen.extend(weakref.ref(weights[name]) for name in ("head.bias",))
-            item = update(client, 1, WeightsPayload(Arrays(weights), Arrays(buffers)))
-            seen.append(weakref.ref(item.uplink.weights))
-            del weights, buffers
-            yield item
-            del item
-
-    server.aggregate(1, stream())
-    assert len(seen) == 8
-    assert all(reference() is None for reference in seen)
-
-
-def test_a_running_mean_keeps_nothing_of_what_it_is_given() -> None:
-    mean = RunningMean()
-    state = {"w": np.ones(3, np.float32), "n": np.array([4], np.int64)}
-    seen = [weakref.ref(item) for item in state.values()]
-    mean.add(state, 2)
-    del state
-    assert [reference() for reference in seen] == [None, None]
-    assert mean.means()["n"].tolist() == [4]
-    # An integer that is the largest so far is not aliased either.
-    larger = np.array([9], np.int64)
-    mean.add({"n": larger}, 1)
-    larger[:] = 0
-    assert mean.means()["n"].tolist() == [9]
-
-
-def test_weights_of_the_mean_are_kept_by_entry() -> None:
-    mean = RunningMean()
-    mean.add({"a": np.array([1.0]), "b": np.array([10.0])}, 3)
-    mean.add({"a": np.array([5.0])}, 1)
-    assert mean.weights == {"a": 4, "b": 3}
-    assert {name: item.item() for name, item in mean.means().items()} == {"a": 2, "b": 10}
-
-
-def test_the_model_that_arrives_anew_is_not_stored_and_is_not_missed(tmp_path: Path) -> None:
-    """A file of a client's state is small; a restart from it goes on as if nothing had been."""
-    run = run_federation(tmp_path, 2, models="resnet10-w4", method="fedavg", num_rounds=1)
-    files = sorted((run.path / "clients").glob("*/*.safetensors"))
-    assert len(files) == 2
-    parameters = int(run.rows("clients")[0]["parameters"])
-    assert parameters > 300_000
-    for file in files:
-        assert file.stat().st_size < 2_000
-    context, server = a_context(8), a_server({0: NESTED[0]})
-    context = dataclasses.replace(context, run=server.run)
-    half, down = server.method.client(), server.make_downlink(server.cards[0], 1)
-    state = half.build(context)
-    half.receive(context, state, down)
-    half.train(context, state, down)
-    save_state(tmp_path / "s.safetensors", state, {})
-    with torch.device("meta"):
-        restarted = load_state(tmp_path / "s.safetensors", half.build(context))
-    sent = []
-    for one in (state, restarted):
-        half.receive(context, one, down)
-        sent.append(half.train(context, one, down)[0].weights)
-    for name, item in sent[0].items():
-        np.testing.assert_array_equal(item, sent[1][name])
-
-
-# Who measures a common test set -----------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("split", "buffers", "expected"),
-    [
-        ("global", "average", {1, 2, 5}),
-        ("global", "local", {1, 2, 3, 4, 5}),
-        ("personal", "average", {1, 2, 3, 4, 5}),
-    ],
-)
-def test_one_client_of_each_architecture_measures_a_common_test_set(
-    split: str, buffers: str, expected: set[int]
-) -> None:
-    models = {1: NESTED[1], 2: NESTED[0], 3: NESTED[1], 4: NESTED[0], 5: NESTED[2]}
-    server = a_server(models, test_split=split, fedavg__buffers=buffers)
-    assert server.evaluates_test([5, 4, 3, 2, 1]) == expected
-    if len(expected) == 3:
-        assert server.evaluates_test([3, 4]) == {3, 4}
-
-
-def test_owners_are_clients_with_examples() -> None:
-    server = a_server({0: NESTED[0], 1: NESTED[2], 2: NESTED[2]})
-    server.admit([dataclasses.replace(card_of(3, NESTED[2]), train_examples=0)])
-    owners = server.owners()
-    assert owners["head.bias"] == 3
-    assert owners["backbone.layer1.1.conv1.weight"] == 2

@@ -10,84 +10,29 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
-from client_app.training import device_batches
-from models import InputShape
-from strategies.base.client import ClientContext
 from strategies.base.payload import count_scalars
 from strategies.base.weights import RunningMean
 from strategies.scaffold import Correction, Uplink
 from tests.support import run_federation
-from tests.unit.test_layerwise import NESTED, a_server, card_of, play, server_for, states_of, update
+from tests.unit.layerwise_support import (
+    LINEAR,
+    LR,
+    NESTED,
+    a_server,
+    batches_of,
+    card_of,
+    gradient,
+    joined,
+    linear_contexts,
+    linear_server,
+    play,
+    server_for,
+    states_of,
+    update,
+)
 from tests.unit.test_training import a_context
-
-LR, LINEAR = 0.05, "tests.unit.test_scaffold:pooled"
-
-
-class Pooled(nn.Module):
-    """No parameters: 16 means of the image. With the head above, the model is linear."""
-
-    raw_dim = 16
-
-    def forward(self, images: Tensor) -> Tensor:
-        return nn.functional.adaptive_avg_pool2d(images, 4).flatten(1)
-
-
-def pooled(shape: InputShape) -> nn.Module:
-    return Pooled()
-
-
-def linear_contexts(*sizes: int, **config: Any) -> dict[int, ClientContext]:
-    """Clients with so many examples, each of a linear model: 3 classes, 16 features and a bias."""
-    keys = {"feature_dim": 16, "batch_size": 4, "lr": LR, **config}
-    return {
-        client: dataclasses.replace(
-            a_context(size, method="scaffold", **keys),
-            client_id=client,
-            model_name=LINEAR,
-        )
-        for client, size in enumerate(sizes)
-    }
-
-
-def linear_server(contexts: dict[int, ClientContext], method: str = "scaffold", **more: Any) -> Any:
-    config = {"feature_dim": 16, "batch_size": 4, "lr": LR, "optimizer": "sgd", **more}
-    return server_for(contexts, method, **config)
-
-
-Batch = tuple[NDArray[Any], NDArray[Any]]
-
-
-def batches_of(context: ClientContext, server_round: int) -> list[Batch]:
-    """The batches of a round in their order: (B, 17) features with a constant, (B,) labels."""
-    local = dataclasses.replace(context, server_round=server_round)
-    generator, result = local.generator("batches"), []
-    for _ in range(local.run.local_epochs):
-        for images, labels in device_batches(
-            local, local.data.train, local.run.batch_size, generator
-        ):
-            features = Pooled()(images).double().numpy()
-            ones = np.ones((len(features), 1))
-            result.append((np.concatenate([features, ones], axis=1), labels.numpy()))
-    return result
-
-
-def gradient(w: NDArray[Any], batch: Batch) -> NDArray[Any]:
-    """Gradient (3, 17) of the mean cross entropy of logits x W^T, in float64."""
-    x, y = batch
-    logits = x @ w.T
-    p = np.exp(logits - logits.max(1, keepdims=True))
-    p /= p.sum(1, keepdims=True)
-    p[np.arange(len(y)), y] -= 1
-    return np.asarray(p.T @ x / len(y))
-
-
-def joined(entries: Any) -> NDArray[Any]:
-    """Weight (3, 16) and bias (3,) of the head as one matrix (3, 17)."""
-    weight, bias = (np.asarray(entries[f"head.{n}"], np.float64) for n in ("weight", "bias"))
-    return np.concatenate([weight, bias[:, None]], axis=1)
 
 
 @pytest.mark.parametrize("server_lr", [1.0, 0.5])
