@@ -233,13 +233,17 @@ def _device(fleet: Fleet, options: argparse.Namespace) -> int:
             say(f"# {name}\n{text}")
         return 0
     if not options.client_id.isdigit():
-        raise ConfigError(f"client-id = {options.client_id!r}: accepted is a number, or: server")
+        raise ConfigError(
+            f"client-id = {options.client_id!r}: accepted is that of a device of {fleet.source}, "
+            "or: server"
+        )
     device = fleet.device(int(options.client_id))
     there = Files(PLACE / fleet.name, Tls())
     for here, target in (
         (fleet.files.ca, there.ca), (fleet.files.key(device), there.key(device))
     ):  # fmt: skip
-        print(f"# copy {here} to {target} on the device (mode 0600)", file=sys.stderr)
+        made = "" if here.exists() else f"; `wildflower fleet keys {fleet.source}` makes it"
+        print(f"# copy {here} to {target} on the device (mode 0600){made}", file=sys.stderr)
     say(systemd_unit(fleet, device) if options.systemd else shell_command(fleet, device))
     return 0
 

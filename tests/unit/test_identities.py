@@ -228,9 +228,7 @@ def test_own_certificates_are_used_and_no_authority_is_made(fleet: Fleet) -> Non
     assert set(made.kept) == {files.ca, files.certificate, files.certificate_key}
     for server in (Server(address="elsewhere.org", allow_remote=True), Server(listen="127.0.0.2")):
         other = dataclasses.replace(own, server=server)
-        with pytest.raises(
-            ConfigError, match=r"crt: is not valid for (els.*|127.0.0.2), by"
-        ):
+        with pytest.raises(ConfigError, match=r"crt: is not valid for (els.*|127.0.0.2), by"):
             make_identities(other)
     missing = dataclasses.replace(own, tls=dataclasses.replace(tls, ca="/nowhere/ca.crt"))
     with pytest.raises(ConfigError, match=r"/nowhere/ca\.crt: cannot be read"):
