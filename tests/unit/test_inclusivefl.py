@@ -209,9 +209,19 @@ def naive(
     return after
 
 
-@pytest.mark.parametrize("own_head", [True, False])
-@pytest.mark.parametrize("own_last", [True, False])
-@pytest.mark.parametrize("absent", [None, "resnet10-w4", "resnet14-w4", "resnet18-w4"])
+@pytest.mark.parametrize(
+    ("own_head", "own_last", "absent"),
+    [
+        (True, True, None),
+        (True, True, "resnet10-w4"),
+        (True, True, "resnet14-w4"),
+        (True, True, "resnet18-w4"),
+        (False, False, None),
+        (False, False, "resnet14-w4"),
+        (False, True, "resnet10-w4"),
+        (True, False, "resnet18-w4"),
+    ],
+)
 def test_two_rounds_equal_a_naive_aggregation(
     own_head: bool, own_last: bool, absent: str | None
 ) -> None:
