@@ -99,11 +99,11 @@ def test_participants_evaluate_with_their_own_small_model(
     seen: dict[tuple[int, int, str], bool] = {}
     original = evaluate_client
 
-    def spy(context: Any, half: Any, state: Any, downlink: Any, phase: str) -> Any:
+    def spy(context: Any, half: Any, state: Any, downlink: Any, phase: str, **options: Any) -> Any:
         own = state.small.state_dict()
         same = all(np.array_equal(own[name].numpy(), downlink.theta[name]) for name in own)
         seen[(context.server_round, context.client_id, phase)] = same
-        return original(context, half, state, downlink, phase)
+        return original(context, half, state, downlink, phase, **options)
 
     monkeypatch.setattr(runner, "evaluate_client", spy)
     run = run_federation(tmp_path, 4, **options(sample_fraction=0.5, d1=16))
