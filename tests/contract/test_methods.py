@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,38 @@ from server_app.inprocess import InProcessGrid
 from strategies.base.method import get_method, method_names
 from strategies.base.payload import ARRAYS, MANIFEST, rules_of
 from strategies.base.state import load_state, save_state
-from tests.support import run_federation
+from tests.support import Outcome, run_federation
+
+SETTINGS: dict[str, Any] = {
+    "sample_fraction": 0.7,
+    "image_size": 16,  # convolutions are most of the time otherwise
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Plain:
+    """A finished run of a method, and all contents with a payload that clients got and sent."""
+
+    method: str
+    run: Outcome
+    payloads: list[RecordDict]
+
+
+@pytest.fixture(scope="module", params=method_names())
+def plain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Plain:
+    """Two rounds of two of three clients, in which all three train: one run for several tests."""
+    payloads: list[RecordDict] = []
+
+    class Tapped(InProcessGrid):
+        def _answer(self, message: Message) -> Message:
+            reply = super()._answer(message)
+            payloads.extend(m.content for m in (message, reply) if MANIFEST in m.content)
+            return reply
+
+    directory = tmp_path_factory.mktemp(request.param)
+    run = run_federation(directory, 3, method=request.param, grid_class=Tapped, **SETTINGS)
+    assert {row["client"] for row in run.metrics(phase="train")} == {"0", "1", "2"}
+    return Plain(request.param, run, payloads)
 
 
 @pytest.mark.parametrize("name", method_names())
@@ -32,6 +64,7 @@ def test_unlike_clients_finish_with_finite_numbers(name: str, tmp_path: Path) ->
         min_examples=1,
         partition_seed=4,
         models="resnet10-w4, cnn5, cnn2",
+        image_size=16,
     )
     sizes = [(int(r["train_examples"]), len(r["classes"].split())) for r in run.rows("clients")]
     assert sizes[0] == (1, 1)
@@ -52,7 +85,9 @@ def test_unlike_clients_finish_with_finite_numbers(name: str, tmp_path: Path) ->
 @pytest.mark.parametrize("name", method_names())
 def test_one_client_a_round(name: str, tmp_path: Path) -> None:
     """U25, U28: from one participant a round on, never-seen clients are evaluated as they are."""
-    run = run_federation(tmp_path, 4, method=name, sample_fraction=0.25, num_rounds=3)
+    run = run_federation(
+        tmp_path, 4, method=name, sample_fraction=0.25, num_rounds=3, image_size=16
+    )
     for number in (1, 2, 3):
         trained = run.metrics(phase="train", metric="loss", round=number)
         assert len(trained) == 1
@@ -68,17 +103,22 @@ def test_one_client_a_round(name: str, tmp_path: Path) -> None:
         assert evaluated == {"0", "1", "2", "3"}
 
 
-@pytest.mark.parametrize("name", method_names())
-def test_same_seed_same_metrics(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_same_seed_same_metrics(
+    plain: Plain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where, as on real devices, all messages of a round are made before any is answered."""
-    settings = {"method": name, "sample_fraction": 0.7}
-    first = run_federation(tmp_path / "a", 3, **settings)
+    settings = {"method": plain.method, **SETTINGS}
+    other = run_federation(tmp_path / "other", 3, seed=1, num_rounds=1, **settings)
     monkeypatch.setattr("server_app.round.window_of", lambda grid: None)
-    again = run_federation(tmp_path / "b", 3, **settings)
-    other = run_federation(tmp_path / "c", 3, seed=1, **settings)
-    assert first.text("metrics.csv") == again.text("metrics.csv")
-    assert first.text("traffic.csv") == again.text("traffic.csv")
-    assert first.text("metrics.csv") != other.text("metrics.csv")
+    again = run_federation(tmp_path / "again", 3, **settings)
+    assert again.text("metrics.csv") == plain.run.text("metrics.csv")
+    assert again.text("traffic.csv") == plain.run.text("traffic.csv")
+    losses = [
+        {row["value"] for row in run.metrics(phase="train", metric="loss", round=1)}
+        for run in (plain.run, other)
+    ]
+    assert all(losses)
+    assert losses[0].isdisjoint(losses[1])
 
 
 @pytest.mark.parametrize("name", method_names())
@@ -92,16 +132,15 @@ def test_halves_are_declared_whole(name: str) -> None:
     assert dataclasses.is_dataclass(method.config)
 
 
-@pytest.mark.parametrize("name", method_names())
-def test_server_state_survives_a_checkpoint(name: str, tmp_path: Path) -> None:
+def test_server_state_survives_a_checkpoint(plain: Plain, tmp_path: Path) -> None:
     """Saving and loading the state after two rounds restores every field bit for bit."""
     from server_app.checkpoints import Checkpoints
     from strategies.base.exchange import Card
     from strategies.base.run_config import parse_run_config
 
-    run = run_federation(tmp_path, 3, method=name)
+    run = plain.run
     config = {k: v for k, v in run.config["config"].items() if k != "resume"}
-    strategy = get_method(name).server(parse_run_config(config))
+    strategy = get_method(plain.method).server(parse_run_config(config))
     cards = []
     for row in run.rows("clients"):
         values: dict[str, object] = {}
@@ -124,23 +163,13 @@ def test_server_state_survives_a_checkpoint(name: str, tmp_path: Path) -> None:
             assert torch.equal(before, after)
 
 
-@pytest.mark.parametrize("name", method_names())
-def test_wire_is_within_two_percent_of_what_is_declared(name: str, tmp_path: Path) -> None:
+def test_wire_is_within_two_percent_of_what_is_declared(plain: Plain) -> None:
     """The bytes of a payload's records against those of its elements, from 12 KB on.
 
     What is added, about 230 bytes for two dtypes, is 2.3 % of 10 KB.
     """
-    seen: list[RecordDict] = []
-
-    class Tapped(InProcessGrid):
-        def _answer(self, message: Message) -> Message:
-            reply = super()._answer(message)
-            seen.extend(m.content for m in (message, reply) if MANIFEST in m.content)
-            return reply
-
-    run_federation(tmp_path, 3, method=name, grid_class=Tapped)
-    assert seen
-    for content in seen:
+    assert plain.payloads
+    for content in plain.payloads:
         entries = json.loads(str(content.config_records[MANIFEST]["entries"]))
         declared = sum(np.dtype(dtype).itemsize * math.prod(shape) for _, dtype, shape in entries)
         sent = content[ARRAYS].count_bytes() + content[MANIFEST].count_bytes()
