@@ -162,7 +162,7 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
     """Ignore Ctrl-C and its like inside: a second one must not stop the clean-up of the first."""
-    with _handled(STOPPING, signal.SIG_IGN):
+    with _handled(signal.SIG_IGN):
         yield
 
 
@@ -173,22 +173,25 @@ def terminate_as_interrupt() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    with _handled(STOPPING, interrupt):
+    with _handled(interrupt):
         yield
 
 
 @contextlib.contextmanager
 def _handled(
-    numbers: tuple[signal.Signals, ...],
     handler: Callable[[int, FrameType | None], None] | signal.Handlers,
 ) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    # What is ignored, by nohup for example, or was set outside Python, stays.
-    unchanged = (signal.SIG_IGN, None)
-    numbers = tuple(number for number in numbers if signal.getsignal(number) not in unchanged)
-    before = {number: signal.signal(number, handler) for number in numbers}
+    before = {number: signal.getsignal(number) for number in STOPPING}
+    # What was set outside Python stays, and so does nohup. Ctrl-C, which a shell's background job
+    # ignores, is heard if it is sent on purpose.
+    if before[signal.SIGHUP] is signal.SIG_IGN:
+        del before[signal.SIGHUP]
+    before = {number: earlier for number, earlier in before.items() if earlier is not None}
+    for number in before:
+        signal.signal(number, handler)
     try:
         yield
     finally:

@@ -173,3 +173,37 @@ def test_programs_end_in_the_order_asked_for(tmp_path: Path) -> None:
     end_family(mark, set(), first=("app", "node"))
     assert (tmp_path / "order").read_text().split() == ["app", "node", "link"]
     assert [child.wait(10) for child in children] == [0, 0, 0]
+
+
+SIGNALLED = """
+import os, signal, sys
+from server_app.flower.processes import terminate_as_interrupt, uninterrupted
+number = int(sys.argv[1])
+try:
+    with terminate_as_interrupt():
+        os.kill(os.getpid(), number)
+        print("not heard")
+except KeyboardInterrupt:
+    with uninterrupted():
+        os.kill(os.getpid(), signal.SIGTERM)
+    print("heard")
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "before", "said"),
+    [
+        (signal.SIGINT, signal.SIG_DFL, "heard"),
+        (signal.SIGINT, signal.SIG_IGN, "heard"),  # in the background of a shell
+        (signal.SIGTERM, signal.SIG_DFL, "heard"),
+        (signal.SIGHUP, signal.SIG_DFL, "heard"),
+        (signal.SIGHUP, signal.SIG_IGN, "not heard"),  # under nohup
+    ],
+)
+def test_which_requests_to_end_are_heard(number: int, before: signal.Handlers, said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED, str(int(number))],
+        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60, check=False,
+        preexec_fn=lambda: signal.signal(number, before),
+    )  # fmt: skip
+    assert (done.stdout, done.returncode) == (said + "\n", 0), done.stderr
