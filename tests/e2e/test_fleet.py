@@ -43,7 +43,8 @@ def file(tmp_path: Path) -> Iterator[Path]:
             **{key: SMALL[key] for key in ("dataset", "subset", "min-examples")},
             "output-dir": str(tmp_path / "runs"), "round-timeout": LIMIT, "num-rounds": 1,
         },
-        "presets": {"fedre": {"method": "fedre", "run-name": "one"}},
+        # Evaluating after training saves one exchange.
+        "presets": {"fedre": {"method": "fedre", "run-name": "one", "evaluate-when": "post"}},
     }  # fmt: skip
     path.write_text(yaml.safe_dump(content))
     yield path
