@@ -12,7 +12,7 @@ from server_app.flower.runs import FlowerRun, FlowerSimulation
 from tests.support import SMALL, Outcome
 
 ROOT = Path(__file__).parents[2]
-LIMIT = 300.0
+LIMIT = 600.0
 """Seconds that one run may take, many times what it needs."""
 
 Simulate = Callable[..., tuple[FlowerRun, Outcome]]

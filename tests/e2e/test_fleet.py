@@ -24,7 +24,7 @@ from tests.support import SMALL, Outcome
 
 pytestmark = pytest.mark.e2e
 
-ENDS_WITHIN = 15.0
+ENDS_WITHIN = 30.0
 
 
 @pytest.fixture
