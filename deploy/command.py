@@ -162,7 +162,7 @@ def _run(fleet: Fleet, options: argparse.Namespace) -> int:
             )  # fmt: skip
         except KeyboardInterrupt:
             client.stop(run_id)
-            say(f"run {run_id}: stopped")
+            say(f"run {run_id}: stopped; -c \"resume='NAME'\" goes on with it")
             return INTERRUPTED
         except TimeoutError as error:
             raise FlowerError(str(error)) from error

@@ -11,7 +11,7 @@ from deploy import command as fleet
 from server_app import debug
 from server_app.compare import command as compare
 from server_app.costs import command as costs
-from server_app.run_directory import is_in_use
+from server_app.run_directory import COMPLETED, INTERRUPTED, RUNNING, is_in_use
 from strategies.base.options import ConfigError
 
 
@@ -55,10 +55,10 @@ def _check(options: argparse.Namespace) -> int:
         raise ConfigError(f"{options.directory}: there is no run here (no config.json)")
     info = json.loads(path.read_text(encoding="utf-8"))
     status, reason = info["status"], f": {info['reason']}" if info.get("reason") else ""
-    if status == "running" and not is_in_use(options.directory):
-        status, reason = "interrupted", f": go on with resume='{info['run_name']}'"
+    if status == RUNNING and not is_in_use(options.directory):  # killed
+        status, reason = INTERRUPTED, f": go on with resume='{info['run_name']}'"
     print(f"{info['run_name']}: {status}{reason}")
-    return 0 if status == "completed" else 1
+    return 0 if status == COMPLETED else 1
 
 
 def _report(options: argparse.Namespace) -> int:

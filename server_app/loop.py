@@ -19,7 +19,7 @@ from server_app.recorder import Recorder
 from server_app.report import write_report
 from server_app.roster import Roster
 from server_app.round import Failure, Round, RoundResult, RunError
-from server_app.run_directory import RunDirectory, write_atomically
+from server_app.run_directory import FAILED, RunDirectory, early_end, write_atomically
 from server_app.summary import summarise
 from strategies.base.exchange import MessageFactory
 from strategies.base.options import ConfigError
@@ -29,17 +29,17 @@ from strategies.base.server import ServerHalf
 def run_rounds(strategy: ServerHalf[Any], grid: Grid) -> Result:
     """Run a strategy from its roll call to its report, resuming where the run-config says so.
 
-    Whatever ends the run early, its records stay, config.json says "failed" and why, and a
-    report is written of what there is.
+    Whatever ends the run early, its records stay, config.json says "failed" or "interrupted" and
+    why, and a report is written of what there is.
     """
     directory = RunDirectory.open(strategy.run)
     loop = RoundLoop(strategy, grid, directory)
     try:
         result = loop.execute()
     except BaseException as error:
-        reason = f"{type(error).__name__}: {error}"
-        say(f"wildflower: the run failed: {reason}")
-        directory.set_status("failed", reason=reason)
+        status, reason = early_end(error, directory.name)
+        say(f"wildflower: the run {'failed' if status == FAILED else 'was interrupted'}: {reason}")
+        directory.set_status(status, reason=reason)
         loop.report()
         raise
     finally:

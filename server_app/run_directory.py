@@ -29,6 +29,24 @@ CARD_COLUMNS = tuple(
 )
 PACKAGES = ("flwr", "flwr-datasets", "torch", "torchvision", "numpy", "safetensors")
 
+RUNNING, COMPLETED, FAILED, INTERRUPTED = "running", "completed", "failed", "interrupted"
+"""How a run is, in config.json. One that was killed stays "running"; `is_in_use` tells."""
+
+
+def early_end(error: BaseException, name: str) -> tuple[str, str]:
+    """Return status and reason for what ended a run early.
+
+    Flower ends a ServerApp by `SystemExit(0)` when the run was stopped, when the process is told
+    to end, and when its SuperLink has given the run up; in one process Ctrl-C arrives as itself.
+    """
+    stopped = isinstance(error, SystemExit) and error.code in (0, None)
+    if stopped or isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED, (
+            "stopped from outside (Ctrl-C, `flwr stop`, or a SuperLink that was away too long); go "
+            f"on with resume='{name}'"
+        )
+    return FAILED, f"{type(error).__name__}: {error}"
+
 
 def write_atomically(path: Path, text: str) -> None:
     """Write a text file so that it is either the old one or the whole new one."""
@@ -88,7 +106,7 @@ class RunDirectory:
                 raise
             info["config"] = {**run.flat(), "run-name": name, "resume": ""}
             directory = cls(path, info, lock, resumed=True)
-        directory.set_status("running")
+        directory.set_status(RUNNING)
         return directory
 
     @property
@@ -97,7 +115,7 @@ class RunDirectory:
         return self.path.name
 
     def set_status(self, status: str, **facts: Any) -> None:
-        """Write config.json with a new status ("running", "completed", "failed") and facts."""
+        """Write config.json with a new status, one of the module's constants, and facts."""
         self.info.pop("reason", None)  # of an earlier failure, when the run goes on
         self.info |= {"status": status, **facts}
         write_atomically(self.path / "config.json", json.dumps(self.info, indent=2) + "\n")
@@ -136,9 +154,9 @@ def _fresh_name(run: RunConfig) -> str:
 
 
 def _make(path: Path, name: str) -> None:
-    """Make a new run's directory; one whose run failed before its first round is used again."""
+    """Make a new run's directory; one whose run ended before its first round is used again."""
     unused = (path / "config.json").is_file() and not (path / "rounds.csv").exists()
-    if unused and _read_info(path / "config.json").get("status") == "failed":
+    if unused and _read_info(path / "config.json").get("status") in (FAILED, INTERRUPTED):
         return
     try:
         path.mkdir(parents=True)
@@ -204,7 +222,7 @@ def _read_clients(path: Path) -> dict[int, dict[str, str]]:
 def _describe(run: RunConfig, name: str) -> dict[str, Any]:
     return {
         "run_name": name,
-        "status": "running",
+        "status": RUNNING,
         "config": {**run.flat(), "run-name": name},
         "versions": {
             "wildflower": _version("wildflower"),

@@ -163,6 +163,10 @@ def _alert(run: RunData) -> str:
     if run.info.get("status") == "failed":
         text = "This run failed: there is no summary. What was measured before the failure follows."
         return f'<p class="alert failed">{text}</p>'
+    if run.info.get("status") == "interrupted":
+        reason = run.info.get("reason") or "no reason is recorded"
+        text = f"This run was interrupted: {reason}. Figures are those so far."
+        return f'<p class="alert">{esc(text)}</p>'
     text = "No summary yet: the run is still going or was cut off. Figures are those so far."
     return f'<p class="alert">{text}</p>'
 

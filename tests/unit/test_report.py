@@ -363,6 +363,17 @@ def test_failed_run_without_summary_says_so(tmp_path: Path) -> None:
     assert "final accuracy" not in page
 
 
+def test_interrupted_run_says_how_it_goes_on(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    (run / "summary.json").unlink()
+    write_config(run, status="interrupted", reason="stopped; go on with resume='a<b'")
+    page = page_of(run)
+    parse(page)
+    assert "This run was interrupted: stopped; go on with resume=&#x27;a&lt;b&#x27;. Fig" in page
+    write_config(run, status="interrupted")
+    assert "This run was interrupted: no reason is recorded." in page_of(run)
+
+
 def test_run_without_evaluation_shows_no_accuracy(tmp_path: Path) -> None:
     run = write_run(tmp_path)
     write_summary(run, 10, 20, final=None, best=None, best_round=None, mean_over_clients=None,

@@ -192,13 +192,14 @@ def test_cards_are_written_and_compared_on_resume(tmp_path: Path) -> None:
     assert again.refuse(a_card(7)) is None
 
 
-def test_a_name_whose_run_never_began_is_free(tmp_path: Path) -> None:
-    """A run that failed at its roll call has left nothing; a run with rounds is kept."""
+@pytest.mark.parametrize("status", ["failed", "interrupted"])
+def test_a_name_whose_run_never_began_is_free(tmp_path: Path, status: str) -> None:
+    """A run that ended at its roll call has left nothing; a run with rounds is kept."""
     failed = made(tmp_path)
-    failed.set_status("failed", reason="no data")
+    failed.set_status(status, reason="no data")
     failed.release()
     again = made(tmp_path)
-    again.set_status("failed", reason="later")
+    again.set_status(status, reason="later")
     (tmp_path / "a" / "rounds.csv").write_text("round\r\n")
     again.release()
     with pytest.raises(ConfigError, match="exists"):

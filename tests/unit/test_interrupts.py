@@ -1,0 +1,110 @@
+"""A run that is stopped from outside says so, and goes on where it was."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Message
+
+import server_app.inprocess
+from server_app.cli import main
+from server_app.inprocess import InProcessGrid
+from server_app.run_directory import early_end
+from strategies.base.exchange import CONTROL
+from strategies.base.options import ConfigError
+from tests.support import SMALL, Outcome, run_federation
+
+GO_ON = "go on with resume='run'"
+ROUND = 3
+
+
+class Stopped(InProcessGrid):
+    """Something ends the run while round 3 is sent."""
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        batch = list(messages)
+        if any(m.content[CONTROL]["round"] == ROUND for m in batch if CONTROL in m.content):
+            self.stop()
+        return super().push_messages(batch)
+
+    def stop(self) -> None:
+        raise SystemExit(0)  # as Flower ends a ServerApp whose run was stopped
+
+
+class CtrlC(Stopped):
+    """The user presses Ctrl-C."""
+
+    def stop(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+class Broken(Stopped):
+    """Code of the run itself leaves, with an exit code."""
+
+    def stop(self) -> None:
+        raise SystemExit(7)
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c_is_heard() -> Iterator[None]:
+    """Whoever started the tests may have told them not to listen."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(
+    ("grid", "error"), [(Stopped, SystemExit), (CtrlC, KeyboardInterrupt)], ids=["stop", "ctrl-c"]
+)
+def test_a_stopped_run_is_interrupted_and_goes_on(
+    tmp_path: Path, capsys: Any, grid: type[InProcessGrid], error: type[BaseException]
+) -> None:
+    with pytest.raises(error):
+        run_federation(tmp_path / "cut", 3, num_rounds=3, grid_class=grid)
+    left = Outcome(tmp_path / "cut" / "run")
+    assert left.config["status"] == "interrupted"
+    assert left.config["reason"].endswith(GO_ON)
+    assert "wildflower: the run was interrupted: stopped from outside" in capsys.readouterr().out
+    assert [row["round"] for row in left.rows("rounds")] == ["1", "2"]
+    assert "This run was interrupted" in left.text("report.html")
+    resumed = run_federation(tmp_path / "cut", 3, num_rounds=3, resume="run")
+    assert (resumed.config["status"], resumed.config.get("reason")) == ("completed", None)
+    whole = run_federation(tmp_path / "whole", 3, num_rounds=3)
+    assert resumed.text("metrics.csv") == whole.text("metrics.csv")
+
+
+def test_an_exit_with_a_code_is_a_failure(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        run_federation(tmp_path, 3, num_rounds=3, grid_class=Broken)
+    left = Outcome(tmp_path / "run").config
+    assert (left["status"], left["reason"]) == ("failed", "SystemExit: 7")
+
+
+def test_the_command_names_the_status(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {**SMALL, "output-dir": str(tmp_path), "num-rounds": 3}
+    text = " ".join(f"{k}={v!r}" for k, v in values.items())
+    with monkeypatch.context() as patch:
+        patch.setattr(server_app.inprocess, "InProcessGrid", CtrlC)
+        assert main(["run", "--clients", "3", "-c", f"{text} run-name='run'"]) == 130
+    capsys.readouterr()
+    assert main(["check", str(tmp_path / "run")]) == 1
+    printed = capsys.readouterr().out
+    assert printed.startswith("run: interrupted: stopped from outside")
+    assert printed.endswith(GO_ON + "\n")
+    assert main(["run", "--clients", "3", "-c", f"{text} resume='run'"]) == 0
+    assert main(["check", str(tmp_path / "run")]) == 0
+    assert capsys.readouterr().out.endswith("run: completed\n")
+
+
+def test_what_ends_a_run_early_has_a_status() -> None:
+    assert (
+        early_end(KeyboardInterrupt(), "a")[0] == early_end(SystemExit(), "a")[0] == "interrupted"
+    )
+    assert early_end(ConfigError("x"), "a") == ("failed", "ConfigError: x")
+    assert early_end(SystemExit("x"), "a") == ("failed", "SystemExit: x")
