@@ -11,13 +11,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 
 from filelock import FileLock, Timeout
 
@@ -34,6 +31,7 @@ from server_app.compare.state import (
     why_incomplete,
 )
 from server_app.console import say
+from server_app.flower.processes import terminate_as_interrupt
 from server_app.flower.runs import FlowerError, FlowerSimulation
 from server_app.run_directory import write_atomically
 from strategies.base.options import ConfigError
@@ -78,7 +76,7 @@ def execute(args: argparse.Namespace) -> int:
         return 0
     comparison = Comparison(plan, states, app)
     try:
-        with _sole_user(plan), _terminate_as_interrupt():
+        with _sole_user(plan), terminate_as_interrupt():
             return comparison.execute()
     except ConfigError as error:
         print(f"wildflower compare: {error}", file=sys.stderr)
@@ -210,23 +208,6 @@ def _sole_user(plan: Plan) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-@contextlib.contextmanager
-def _terminate_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM end the comparison as Ctrl-C does, so that no process of it stays behind."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def main() -> int:
