@@ -2,17 +2,21 @@
 
 Counting slows a step down, so one step is counted for every kind of client and the result is
 scaled: convolutions and matrix products, all that the counter counts, are linear in the batch.
+What a gradient hook computes does not depend on the batch; it is counted apart, per step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 from strategies.base.client import ClientContext
 
+T = TypeVar("T")
+
 _PER_EXAMPLE: dict[Hashable, float] = {}
+_PER_STEP: dict[Hashable, float] = {}
 
 
 class StepFlops:
@@ -33,6 +37,7 @@ class StepFlops:
             run.method, context.config, context.model_name, context.shape, run.feature_dim,
             context.server_round > 1, extra,
         )  # fmt: skip
+        self._apart = 0.0
 
     @contextmanager
     def counting(self, examples: int) -> Iterator[None]:
@@ -45,8 +50,25 @@ class StepFlops:
         with counter:
             yield
         if self._key not in _PER_EXAMPLE:
-            _PER_EXAMPLE[self._key] = counter.get_total_flops() / examples
+            _PER_STEP[self._key] = self._apart
+            _PER_EXAMPLE[self._key] = (counter.get_total_flops() - self._apart) / examples
 
-    def total(self, examples: int) -> float:
-        """Return the operations of training on so many examples; 0 if no step was made."""
-        return _PER_EXAMPLE.get(self._key, 0.0) * examples
+    def apart(self, hook: Callable[[], T]) -> Callable[[], T]:
+        """Return a hook to be called in every step, its operations counted per step."""
+
+        def counted() -> T:
+            if self._key in _PER_EXAMPLE:
+                return hook()
+            from torch.utils.flop_counter import FlopCounterMode
+
+            with FlopCounterMode(display=False) as counter:
+                result = hook()
+            self._apart = float(counter.get_total_flops())
+            return result
+
+        return counted
+
+    def total(self, examples: int, steps: int) -> float:
+        """Return the operations of so many steps on so many examples; 0 if there was none."""
+        per_example = _PER_EXAMPLE.get(self._key, 0.0)
+        return per_example * examples + _PER_STEP.get(self._key, 0.0) * steps

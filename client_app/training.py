@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -40,6 +40,7 @@ def train_epochs(
     split: Split | None = None,
     lr_factor: float = 1.0,
     gradient_hook: GradientHook | None = None,
+    hook_cost: Hashable = None,
 ) -> dict[str, float]:
     """Train modules on the client's training examples.
 
@@ -66,6 +67,9 @@ def train_epochs(
     gradient_hook : callable, optional
         For methods that work on gradients: called in every step after clipping. What it returns
         is recorded like a loss term, but is not part of "loss".
+    hook_cost : Hashable, optional
+        What the operations of a call of `gradient_hook` depend on, such as the size of what it
+        works on; calls of one value are counted once.
 
     Returns
     -------
@@ -84,7 +88,9 @@ def train_epochs(
     drop_singletons = _enter_training(modules, min(len(split), context.run.batch_size))
     parameters = [p for m in modules for p in m.parameters()]
     optimizer = make_optimizer(context, parameters, lr_factor)
-    flops = StepFlops(context, len(parameters))
+    flops = StepFlops(context, (len(parameters), hook_cost))
+    hook = None if gradient_hook is None else flops.apart(gradient_hook)
+    step_count = 0
     generator = context.generator("batches")
     totals: dict[str, float] = {}
     last: dict[str, str] = {}
@@ -100,7 +106,7 @@ def train_epochs(
             with flops.counting(len(labels)):
                 terms, observed = _step(
                     context, optimizer, modules, loss_function, seen_by_model, labels, clip_norm,
-                    gradient_hook,
+                    hook,
                 )  # fmt: skip
             objective |= terms.keys()
             steps.append(terms | observed)
@@ -108,10 +114,11 @@ def train_epochs(
         # One look at the losses an epoch: on a GPU a look at every step would stall it.
         _add_epoch(context, epoch, steps, sizes, totals, last)
         seen += sum(sizes)
+        step_count += len(sizes)
     for module in modules:
         module.eval()
     means = {name: total / seen for name, total in totals.items()}
-    counters = {"examples_seen": float(seen), "flops": flops.total(seen)}
+    counters = {"examples_seen": float(seen), "flops": flops.total(seen, step_count)}
     loss = sum(mean for name, mean in means.items() if name in objective)
     return {"loss": loss, **means, **counters}
 

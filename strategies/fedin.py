@@ -271,7 +271,10 @@ class Client(LayerwiseClient[ClientState, Downlink, Uplink]):
     ) -> tuple[Uplink, dict[str, float]]:
         work = LocalTraining(context, state, downlink)
         modules = [state.model, work.projections]
-        metrics = train_epochs(context, modules, work.loss, gradient_hook=work.gradient)
+        sizes = tuple(len(s_in) for s_in, _ in work.batches)
+        metrics = train_epochs(
+            context, modules, work.loss, gradient_hook=work.gradient, hook_cost=sizes
+        )
         if context.config.anchor == "own":
             named = state.model.named_parameters()
             state.anchor = {name: item.detach().clone() for name, item in named}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from client_app import flops
 from tests.support import run_federation
+from tests.unit.test_fedin import a_downlink, context_of, trained
 
 
 def linear_flops(inputs: int, outputs: int) -> int:
@@ -31,3 +32,21 @@ def test_counts_do_not_depend_on_the_memory_of_the_process(tmp_path: Path) -> No
     again = run_federation(tmp_path / "b", 3)
     assert first.metrics(metric="flops") == again.metrics(metric="flops")
     assert len(first.metrics(metric="flops")) == 6
+
+
+def test_a_hook_is_counted_per_step_whoever_comes_first() -> None:
+    """FedIN's pass over 4 others' pairs costs the same in a step on 12 examples and in one on 2."""
+    counts = []
+    for order in ((12, 2), (2, 12)):
+        flops._PER_EXAMPLE.clear()
+        counts.append({})
+        for examples in order:
+            context = context_of(examples)
+            counts[-1][examples] = trained(context, a_downlink(context, pairs=4))[1]["flops"]
+    assert counts[0] == counts[1]
+    context = context_of(6, batch_size=2)
+    steps = trained(context, a_downlink(context, pairs=4))[1]["flops"]
+    per_example = (counts[0][12] - counts[0][2]) / 10
+    per_step = counts[0][2] - 2 * per_example
+    assert steps == 6 * per_example + 3 * per_step
+    assert per_step > 0
