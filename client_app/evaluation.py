@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from client_app.tasks import Score, new_score
 from client_app.training import EVALUATION_BATCH, device_batches, precision
 from data import Split
 from strategies.base.client import ClientContext, ClientHalf
@@ -28,8 +29,9 @@ def evaluate_client(
     With `test` false, another client measures the test split for this one: only the validation
     split is measured.
 
-    An empty split gives no row: "not evaluated" is the absence of a number, not a zero. All
-    modules of the state are put in evaluation mode.
+    An empty split gives no row, nor does a score that is undefined on it: "not evaluated" is the
+    absence of a number, not a zero. The main score is named by the client's task. All modules of
+    the state are put in evaluation mode.
     """
     for module in modules_of(state):
         module.eval()
@@ -38,22 +40,23 @@ def evaluate_client(
     if test:
         splits.insert(0, ("", context.data.test))
     for prefix, split in splits:
-        correct = _count_correct(context, half, state, downlink, split)
-        rows += [
-            MetricRow(phase, prefix + name, hits / len(split), len(split))
-            for name, hits in correct.items()
-        ]
+        for name, value in _scores(context, half, state, downlink, split).items():
+            if value is not None:
+                rows.append(MetricRow(phase, prefix + name, value, len(split)))
     return rows
 
 
-def _count_correct(
+def _scores(
     context: ClientContext, half: ClientHalf[Any, Any, Any], state: Any, downlink: Any, split: Split
-) -> dict[str, int]:
-    correct: dict[str, torch.Tensor] = {}
-    for images, labels in device_batches(context, split, EVALUATION_BATCH):
+) -> dict[str, float | None]:
+    """Return the score of every named prediction, "accuracy" renamed to the task's metric."""
+    task, metric = context.task_name, context.metric
+    found: dict[str, Score] = {}
+    for inputs, targets in device_batches(context, split, EVALUATION_BATCH):
         with precision(context):
-            scores = half.predict(state, downlink, images)
-        for name, score in scores.items():
-            hits = (score.argmax(dim=1) == labels).sum()
-            correct[name] = correct[name] + hits if name in correct else hits
-    return {name: int(hits) for name, hits in correct.items()}
+            predictions = half.predict(state, downlink, inputs)
+        for name, outputs in predictions.items():
+            found.setdefault(name.replace("accuracy", metric), new_score(task)).add(
+                outputs, targets
+            )
+    return {name: score.value() for name, score in found.items()}

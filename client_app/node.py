@@ -12,6 +12,7 @@ import torch
 from flwr.app import Context
 
 from data import ClientData, load_client_data, load_device_data
+from data.tasks import TaskSpec, assign_task, parse_task, parse_tasks
 from models import assign_model, model_info
 from strategies.base.client import ClientContext
 from strategies.base.options import ConfigError, unknown_key
@@ -19,7 +20,7 @@ from strategies.base.run_config import DEVICE, NAME, RunConfig, parse_run_config
 
 NODE_KEYS = (
     "partition-id", "num-partitions", "client-id", "data-dir", "dataset", "model", "device",
-    "threads", "state-dir",
+    "threads", "state-dir", "task", "public-dir",
 )  # fmt: skip
 """Node-config keys that Wildflower reads."""
 
@@ -41,8 +42,8 @@ def client_id_of(node: Mapping[str, object]) -> int:
     return value
 
 
-def client_context(context: Context, server_round: int) -> ClientContext:
-    """Assemble everything a client half needs for one round."""
+def client_context(context: Context, server_round: int, exchange: int = 1) -> ClientContext:
+    """Assemble everything a client half needs for one exchange of a round."""
     run = _parse(tuple(sorted(context.run_config.items())))
     node = context.node_config
     known = dict.fromkeys(NODE_KEYS)
@@ -55,14 +56,37 @@ def client_context(context: Context, server_round: int) -> ClientContext:
     device = _device(str(node.get("device", run.device)))
     model_name = str(node.get("model") or assign_model(run.models, client_id))
     model_info(model_name)
+    task = task_of(run, node, client_id)
     return ClientContext(
         client_id=client_id,
         server_round=server_round,
         run=run,
-        data=_data(run, node),
+        data=_data(run, node) if task is None else _task_data(run, node, task, model_name),
         model_name=model_name,
         device=device,
+        exchange=exchange,
+        task=task,
+        public_dir=str(node.get("public-dir", run.data_dir)),
     )
+
+
+def task_of(run: RunConfig, node: Mapping[str, object], client_id: int) -> TaskSpec | None:
+    """Return what this node learns: `task` of its node-config, else its entry of `tasks`.
+
+    Raises
+    ------
+    ConfigError
+        If the node names a task and the method is one for classification alone.
+    """
+    own = node.get("task")
+    if own is None:
+        return assign_task(run.tasks, client_id)
+    if not run.chosen_method.any_task:
+        raise ConfigError(
+            f"task = {own!r} in node-config: method {run.method!r} has all clients classify the "
+            "same images; leave task out, or choose a method for any task"
+        )
+    return parse_task(str(own))
 
 
 def state_root(run: RunConfig, node: Mapping[str, object], run_name: str) -> Path:
@@ -96,13 +120,43 @@ def _data(run: RunConfig, node: Mapping[str, object]) -> ClientData:
         number = _count(node, "partition-id", None, minimum=0)
         return load_client_data(dataclasses.replace(spec, **places), number, partitions)
     if not folder:
-        raise ConfigError(
-            "data-dir: this node has neither a data folder nor a partition; start it with "
-            "--node-config 'client-id=0 data-dir=\"/path/to/folder\"' or "
-            "'partition-id=0 num-partitions=10'"
-        )
+        raise _nothing_to_learn_from()
     dataset = str(node.get("dataset", "imagefolder"))
     return load_device_data(dataclasses.replace(spec, dataset=dataset, data_dir=str(folder)))
+
+
+def _task_data(
+    run: RunConfig, node: Mapping[str, object], task: TaskSpec, model_name: str
+) -> ClientData:
+    """Return this node's share of its task's data set, or its own data for the task."""
+    spec, folder = run.data_spec, node.get("data-dir")
+    dataset = task.dataset or str(node.get("dataset", run.dataset))
+    task = dataclasses.replace(task, dataset=dataset)
+    from data import load_device_task_data, load_task_data
+    from models import tokeniser_of
+
+    tokenise = tokeniser_of(model_name) if task.task == "text" else None
+    if folder:
+        spec = dataclasses.replace(spec, data_dir=str(folder))
+    if "partition-id" not in node:
+        if not folder:
+            raise _nothing_to_learn_from()
+        return load_device_task_data(spec, task, tokenise)
+    entries = parse_tasks(run.tasks) or (task,)
+    number = _count(node, "partition-id", None, minimum=0)
+    partitions = _count(node, "num-partitions", None)
+    entries = tuple(entries[i % len(entries)] for i in range(partitions))
+    entries = (*entries[:number], task, *entries[number + 1 :])
+    named = [dataclasses.replace(e, dataset=e.dataset or run.dataset) for e in entries]
+    return load_task_data(spec, named, number, partitions, tokenise)
+
+
+def _nothing_to_learn_from() -> ConfigError:
+    return ConfigError(
+        "data-dir: this node has neither a data folder nor a partition; start it with "
+        "--node-config 'client-id=0 data-dir=\"/path/to/folder\"' or "
+        "'partition-id=0 num-partitions=10'"
+    )
 
 
 def _count(node: Mapping[str, object], key: str, default: int | None, minimum: int = 1) -> int:

@@ -53,7 +53,7 @@ def make_card(context: ClientContext, method: Method) -> Card:
     """Describe a client; the model is built without weights and run once on blank images."""
     with torch.device("meta"):
         model = method.client().build(context).model
-    data = context.data
+    data, task = context.data, context.task
     counts = data.train.class_counts()
     return Card(
         client_id=context.client_id,
@@ -72,6 +72,9 @@ def make_card(context: ClientContext, method: Method) -> Card:
         test_examples=len(data.test),
         device=str(context.device),
         data_hash=data.data_hash,
+        task=str(task) if task else "classification",
+        metric=task.metric if task else "accuracy",
+        public_hash=context.public.fingerprint if method.public_data else "",
     )
 
 
@@ -87,11 +90,13 @@ def answer_train(message: Message, context: Context, method: Method) -> Message:
     examples = len(local.data.train)
     records = RecordDict()
     if examples:
-        with isolated_torch_rng(session.seed("layers"), local.device):
+        purpose = "layers" if local.exchange == 1 else f"layers-{local.exchange}"
+        with isolated_torch_rng(session.seed(purpose), local.device):
             uplink, metrics = session.half.train(local, session.state, session.downlink)
         session.refuse_divergence()
         rows += [MetricRow("train", name, value, examples) for name, value in metrics.items()]
-        session.store.save(local.server_round, session.state, session.rounds_trained + 1)
+        trained = session.rounds_trained + (local.exchange == 1)
+        session.store.save(local.server_round, session.state, trained)
         records = pack(uplink)
     if evaluates and not local.run.evaluates_before_training:
         rows += session.evaluate("post")
@@ -122,7 +127,7 @@ class Session:
     def open(cls, message: Message, context: Context, method: Method) -> Session:
         """Load or build the client's state and put the downlink into it."""
         control: Mapping[str, Any] = message.content[CONTROL]
-        local = client_context(context, control["round"])
+        local = client_context(context, control["round"], control["exchange"])
         root = state_root(local.run, context.node_config, control["run-name"])
         directory = state_directory(root, client_id_of(context.node_config))
         store = StateStore(
@@ -143,7 +148,8 @@ class Session:
         half = method.client()
         session = cls(local, half, None, None, store, 0)
         session.tests = bool(control["test"])
-        session.state, session.rounds_trained = session.restore(control["final"])
+        later = control["final"] or local.exchange > 1
+        session.state, session.rounds_trained = session.restore(later)
         session.downlink = unpack(
             method.downlink, message.content, local.dims, half.templates(local)
         )
@@ -155,12 +161,13 @@ class Session:
         prune_rounds(directory, control["keep-from"])
         return session
 
-    def restore(self, after_last_round: bool) -> tuple[Any, int]:
+    def restore(self, of_this_round: bool) -> tuple[Any, int]:
         """Return the newest saved state before this round, or the initial one.
 
-        The closing evaluation comes after the last round, whose state it must see.
+        A round's later exchanges go on with the state that its first one left; and the closing
+        evaluation comes after the last round, whose state it must see.
         """
-        number = self.context.server_round + (1 if after_last_round else 0)
+        number = self.context.server_round + (1 if of_this_round else 0)
         path = self.store.newest_before(number)
         if path is None:
             local = self.context

@@ -102,7 +102,9 @@ def train_epochs(
         for images, labels in device_batches(
             context, split, context.run.batch_size, generator, drop_singletons
         ):
-            seen_by_model = augment(context.run.augment, images, generator)
+            # Tokens cannot be shifted or mirrored, and a mask would have to move along.
+            recipe = context.run.augment if labels.dim() < 3 and images.dim() == 4 else "none"
+            seen_by_model = augment(recipe, images, generator)
             with flops.counting(len(labels)):
                 terms, observed = _step(
                     context, optimizer, modules, loss_function, seen_by_model, labels, clip_norm,
@@ -157,16 +159,26 @@ def device_batches(
     generator: torch.Generator | None = None,
     drop_singletons: bool = False,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield normalised images, channels last, and labels on the client's device.
+    """Yield model inputs and targets on the client's device; see `to_inputs`.
 
-    Shuffled with `generator`, else in order. Only uint8 pixels cross to the device.
+    Shuffled with `generator`, else in order.
     """
-    for images, labels in split.batches(batch_size, generator, drop_singletons):
-        pixels = images.to(context.device, non_blocking=True)
+    for inputs, targets in split.batches(batch_size, generator, drop_singletons):
         yield (
-            normalise(pixels).to(memory_format=torch.channels_last),
-            labels.to(context.device, non_blocking=True),
+            to_inputs(inputs, context.device),
+            targets.to(context.device, non_blocking=True),
         )
+
+
+def to_inputs(raw: Tensor, device: torch.device) -> Tensor:
+    """Return what a model reads: images (B, C, H, W) normalised and channels last, or token ids.
+
+    Only uint8 pixels cross to the device; token ids (B, L) int64 stay as they are.
+    """
+    moved = raw.to(device, non_blocking=True)
+    if moved.dtype != torch.uint8:
+        return moved
+    return normalise(moved).to(memory_format=torch.channels_last)
 
 
 @torch.no_grad()

@@ -18,6 +18,10 @@ DATASETS: tuple[str, ...] = (
     "svhn",
     "tiny-imagenet",
     "imagefolder",
+    "scenes",
+    "voc",
+    "coco",
+    "tsv",
 )
 PARTITIONS: tuple[str, ...] = ("dirichlet", "pathological", "class-shares", "iid")
 TEST_SPLITS: tuple[str, ...] = ("personal", "global")

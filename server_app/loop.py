@@ -119,13 +119,9 @@ class RoundLoop:
         if not participants:
             raise RunError(f"round {number}: none of {len(available)} clients was selected")
         evaluates = run.evaluates_in(number)
-        phase = "pre" if run.evaluates_before_training else "post"
         tests, measuring = self._measuring(online) if evaluates else (set(), [])
         others = [i for i in measuring if i not in set(participants)]
-        self._set_control(evaluate=evaluates, phase=phase, final=False)
-        outcome = Round(
-            self.strategy, self.inbox, self.roster, number, participants, others, tests
-        ).exchange()
+        outcome = self._exchanges(number, participants, others, tests)
         if cards != known:
             self._record_cards()
             say(f"joined: clients {sorted(i for i in cards if cards[i] != known.get(i))}")
@@ -134,6 +130,30 @@ class RoundLoop:
         self._note_roster_problems(number)
         self.checkpoints.save(number, self.strategy.state)
         self._say_round(outcome, accuracy, evaluated)
+        return outcome
+
+    def _exchanges(
+        self, number: int, participants: list[int], others: list[int], tests: set[int]
+    ) -> RoundResult:
+        """Make the round's exchanges; clients are evaluated in the first or in the last one."""
+        total = self.strategy.exchanges(number)
+        before = self.run.evaluates_before_training
+        outcome: RoundResult | None = None
+        for exchange in range(1, total + 1):
+            evaluates = self.run.evaluates_in(number) and exchange == (1 if before else total)
+            self.strategy.exchange = exchange
+            phase = "pre" if before else "post"
+            self._set_control(evaluate=evaluates, phase=phase, final=False)
+            asked, measured = participants, others if evaluates else []
+            if outcome is not None:
+                online = set(self.roster.online()) - outcome.late
+                asked = [i for i in participants if i in online]
+                measured = [i for i in measured if i in online]
+            result = Round(
+                self.strategy, self.inbox, self.roster, number, asked, measured, tests
+            ).exchange()
+            outcome = result if outcome is None else outcome.followed_by(result)
+        assert outcome is not None, f"{self.run.method}: a round needs at least one exchange"
         return outcome
 
     def _close(self, last_round: int) -> None:
@@ -172,6 +192,7 @@ class RoundLoop:
             "token": str(self.directory.info["token"]),
             "session": self.session,
             "resumed-at": self.resumed_at,
+            "exchange": self.strategy.exchange,
             "keep-from": self.checkpoints.oldest(),
         }
 

@@ -16,6 +16,9 @@ from strategies.base.payload import PayloadError
 from strategies.base.server import ServerHalf
 from strategies.base.state import non_finite_entries
 
+COUNTERS = ("examples_seen", "flops")
+"""Metrics of training that count something, so that exchanges of a round add to them."""
+
 
 class RunError(RuntimeError):
     """The run cannot go on."""
@@ -55,6 +58,39 @@ class RoundResult:
     seconds: float = 0.0
     workers: set[str] = field(default_factory=set)
     rounds_trained: dict[int, int] = field(default_factory=dict)
+    late: set[int] = field(default_factory=set)
+
+    def followed_by(self, later: RoundResult) -> RoundResult:
+        """Return this exchange and a later one of the same round as one result."""
+        return RoundResult(
+            self.server_round,
+            self.participants,
+            merge_rows([*self.rows, *later.rows]),
+            self.traffic + later.traffic,
+            self.failures + later.failures,
+            self.server_metrics | later.server_metrics,
+            self.compute_s + later.compute_s,
+            self.seconds + later.seconds,
+            self.workers | later.workers,
+            later.rounds_trained | self.rounds_trained,
+            self.late | later.late,
+        )
+
+
+def merge_rows(rows: Iterable[tuple[int, MetricRow]]) -> list[tuple[int, MetricRow]]:
+    """Make one row of all that a client measured under one name in the exchanges of a round.
+
+    Counters (`COUNTERS`) are added up; other values are averaged over the exchanges.
+    """
+    found: dict[tuple[int, str, str], list[MetricRow]] = {}
+    for client, row in rows:
+        found.setdefault((client, row.phase, row.metric), []).append(row)
+    merged = []
+    for (client, phase, metric), same in found.items():
+        total = sum(row.value for row in same)
+        value = total if metric in COUNTERS else total / len(same)
+        merged.append((client, MetricRow(phase, metric, value, same[-1].examples)))
+    return merged
 
 
 class Round:
@@ -258,4 +294,5 @@ class Round:
         reason = f"no answer within {self.strategy.run.round_timeout:g} s (round-timeout)"
         for kind, client_id in [*late, *self._outgoing.drop()]:
             if client_id is not None:
+                self.result.late.add(client_id)
                 self._fail(client_id, kind, reason)

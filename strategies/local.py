@@ -87,5 +87,6 @@ METHOD = register(
         client=Client,
         server=Server,
         common_feature_dim=False,
+        any_task=True,
     )
 )

@@ -5,17 +5,22 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from data import ClientData
+from data.tasks import METRIC_OF, TaskSpec
 from models import InputShape, SplitModel, build_model
 from strategies.base.payload import Template
 from strategies.base.rng import numpy_generator, torch_generator
 from strategies.base.run_config import RunConfig
+
+if TYPE_CHECKING:
+    from data import PublicData
+    from models import TaskModel
 
 S = TypeVar("S")
 D = TypeVar("D")
@@ -40,6 +45,12 @@ class ClientContext:
         The client's own architecture.
     device : torch.device
         Where to compute.
+    exchange : int
+        Which exchange of the round this is, from 1; see `ServerHalf.exchanges`.
+    task : TaskSpec, optional
+        The client's own entry of the run-config key `tasks`; None where all clients classify.
+    public_dir : str
+        Folder of the public data set, as `data-dir`.
     """
 
     client_id: int
@@ -48,6 +59,9 @@ class ClientContext:
     data: ClientData
     model_name: str
     device: torch.device
+    exchange: int = 1
+    task: TaskSpec | None = None
+    public_dir: str = ""
 
     @property
     def config(self) -> Any:
@@ -64,9 +78,43 @@ class ClientContext:
         """Channels, image size and classes of the local data."""
         return InputShape(self.data.channels, self.data.image_size, self.data.num_classes)
 
+    @property
+    def task_name(self) -> str:
+        """What this client learns, one of `data.tasks.TASKS`."""
+        return self.task.task if self.task else "classification"
+
+    @property
+    def metric(self) -> str:
+        """What this client's main score is named by."""
+        return METRIC_OF[self.task_name]
+
+    def build_task_model(self, *, in_path: bool = False) -> TaskModel:
+        """Build the client's model for its task; see `models.TaskModel`."""
+        from models import build_task_model, text_shape_of
+
+        shape = (
+            self.shape
+            if self.data.channels
+            else text_shape_of(self.model_name, self.data.num_classes)
+        )
+        return build_task_model(
+            self.model_name, self.task_name, shape, self.run.feature_dim,
+            in_path=in_path, lora_rank=self.run.lora_rank,
+        )  # fmt: skip
+
     def build_model(self, mapping: str = "AP") -> SplitModel:
         """Build the client's own architecture; `mapping` is `models.mapping`'s (raw width to d)."""
         return build_model(self.model_name, self.shape, self.run.feature_dim, mapping)
+
+    @property
+    def public(self) -> PublicData:
+        """The public data as this client sees it: images of its own kind, or captions."""
+        from data import load_public
+
+        run, data = self.run, self.data
+        return load_public(
+            run.public_dataset, run.public_size, data.channels, data.image_size, self.public_dir
+        )
 
     def generator(self, purpose: str, server_round: int | None = None) -> torch.Generator:
         """Return this client's private torch generator for a purpose (default: this round's)."""

@@ -55,6 +55,10 @@ class Method:
         Whether all clients must have one representation width; checked at the roll call.
     evaluated_model : str
         "personal" or "global": which model accuracies belong to.
+    any_task : bool
+        Whether clients may differ in their task and label set (run-config key `tasks`).
+    public_data : bool
+        Whether all clients need the public data (`public-dataset`); checked at the roll call.
     """
 
     name: str
@@ -68,6 +72,8 @@ class Method:
     evaluate_when: str = "pre"
     common_feature_dim: bool = True
     evaluated_model: str = "personal"
+    any_task: bool = False
+    public_data: bool = False
 
 
 _REGISTRY: dict[str, Method] = {}

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from data import DATASETS, PARTITIONS, DataSpec
+from data import DATASETS, PARTITIONS, DataError, DataSpec
+from data.tasks import parse_tasks
 from models import ModelError, resolve_models
 from strategies.base.method import Method, get_method, method_names
 from strategies.base.options import (
@@ -28,7 +29,7 @@ DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 MAY_CHANGE_ON_RESUME = frozenset(
     (
         *("num-rounds", "output-dir", "run-name", "resume", "keep-checkpoints", "min-clients"),
-        *("wait-timeout", "round-timeout", "on-client-error", "device"),
+        *("wait-timeout", "round-timeout", "on-client-error", "device", "local-run"),
     )
 )
 """Keys that a resumed run may set differently: none of them changes a finished round."""
@@ -54,6 +55,10 @@ class RunConfig:
         "cnn5", hint="a text: a group, a comma list to cycle over, or pairs id=name"
     )
     feature_dim: int = option(512, minimum=1)
+    lora_rank: int = option(16, minimum=0)
+    tasks: str = option("", hint="a text: a group of tasks, or a comma list to cycle over")
+    public_dataset: str = option("scenes", *DATASETS)
+    public_size: int = option(5000, minimum=2)
     num_rounds: int = option(10, minimum=1)
     sample_fraction: float = option(1.0, above=0, maximum=1)
     local_epochs: int = option(1, minimum=1)
@@ -71,6 +76,7 @@ class RunConfig:
     output_dir: str = option("~/wildflower", hint="an absolute path, or one that starts with ~")
     run_name: str = option("", hint="a new name; empty: method, dataset and time")
     resume: str = option("", hint="the name of a run to go on with")
+    local_run: str = option("", hint="the name of a completed run to compare with")
     keep_checkpoints: int = option(2, minimum=1)
     min_clients: int = option(2, minimum=1)
     wait_timeout: float = option(120.0, above=0)
@@ -86,7 +92,7 @@ class RunConfig:
                 f"output-dir = {self.output_dir!r}: accepted is an absolute path or one that "
                 "starts with ~, because a Flower app does not run in your working directory"
             )
-        for key, name in (("run-name", self.run_name), ("resume", self.resume)):
+        for key, name in self._names():
             if name and not NAME.fullmatch(name):
                 raise ConfigError(
                     f"{key} = {name!r}: accepted is a name of letters, digits, '.', '_' and '-'"
@@ -95,6 +101,10 @@ class RunConfig:
             raise ConfigError(
                 f"run-name = {self.run_name!r}: a resumed run keeps its name; give resume alone"
             )
+
+    def _names(self) -> tuple[tuple[str, str], ...]:
+        names = ("run-name", self.run_name), ("resume", self.resume)
+        return (*names, ("local-run", self.local_run))
 
     @property
     def data_spec(self) -> DataSpec:
@@ -163,6 +173,17 @@ def parse_run_config(values: Mapping[str, object]) -> RunConfig:
         except ModelError as error:
             accepted = "accepted is a group, a comma list to cycle over, or pairs id=name"
             raise ConfigError(f"models = {run.models!r}: {accepted}; {error}") from error
+    try:
+        tasks = parse_tasks(run.tasks)
+    except DataError as error:
+        accepted = "accepted is a group of tasks, or a comma list to cycle over"
+        raise ConfigError(f"tasks = {run.tasks!r}: {accepted}; {error}") from error
+    if tasks and not run.chosen_method.any_task:
+        able = [name for name in method_names() if get_method(name).any_task]
+        raise ConfigError(
+            f"tasks = {run.tasks!r}: accepted is an empty text with method {run.method!r}, whose "
+            f"clients all classify the same images; methods for any task: {', '.join(able)}"
+        )
     configs: dict[str, Any] = {
         name: parse_options(get_method(name).config, values, name + ".") for name in method_names()
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -19,6 +18,7 @@ from strategies.base.options import option_keys
 from strategies.base.payload import PayloadError, Template
 from strategies.base.replies import read_reply
 from strategies.base.rng import SERVER, numpy_generator, torch_generator
+from strategies.base.roll_call import unlike_data, unlike_public_data
 from strategies.base.run_config import RunConfig
 
 ServerState = TypeVar("ServerState")
@@ -41,6 +41,8 @@ class ServerHalf(Strategy, Generic[ServerState]):
         Everything of the server that survives a round; checkpoints hold all its fields.
     cards : dict of int to Card
         The clients known so far.
+    exchange : int
+        Which exchange of the round is going on, from 1; see `exchanges`.
     """
 
     def __init__(self, run: RunConfig) -> None:
@@ -49,6 +51,7 @@ class ServerHalf(Strategy, Generic[ServerState]):
         self.cards: dict[int, Card] = {}
         self.messages: MessageFactory | None = None
         self.state: Any = None
+        self.exchange = 1
 
     # What a method defines --------------------------------------------------------------------
 
@@ -75,7 +78,20 @@ class ServerHalf(Strategy, Generic[ServerState]):
         before it have arrived, so that a method can aggregate without holding them all. Read it to
         its end before changing what downlinks are made of: in a simulation, the round's later
         messages are made while its first updates are read. An update that is let go of is freed.
+        In a round of several exchanges this is called after each, see `exchange`.
         """
+
+    def exchanges(self, server_round: int) -> int:
+        """Return how many exchanges a round takes; by default one.
+
+        In each, the round's participants get a `train` message and answer it. A participant that
+        does not answer one in time takes no part in the others of this round; one whose answer was
+        an error or was refused is asked again. All exchanges are made on the same private state,
+        which the client saves after each; what it measures is averaged over them, and operations
+        and examples are added up. Evaluation comes with the first exchange (`pre`) or the last
+        (`post`). A deployed exchange costs about 6 s, whatever it carries.
+        """
+        return 1
 
     def select(
         self, server_round: int, available: Sequence[int], history: Mapping[int, float]
@@ -160,20 +176,10 @@ class ServerHalf(Strategy, Generic[ServerState]):
         self.cards |= {card.client_id: card for card in cards}
 
     def _contradictions(self, cards: list[Card]) -> list[str]:
-        """Return where new cards take the data set to be another than most clients do."""
-        newer = {card.client_id for card in cards}
-        known = [card for i, card in self.cards.items() if i not in newer] or cards
-        problems = []
-        for name in ("num_classes", "class_hash", "channels", "image_size"):
-            usual = Counter(getattr(card, name) for card in known).most_common(1)
-            problems += [
-                f"client {card.client_id}: {name} is {getattr(card, name)}, the others have "
-                f"{usual[0][0]}; all clients need the same classes in the same order and images "
-                "of one kind"
-                for card in cards
-                if getattr(card, name) != usual[0][0]
-            ]
-        return problems
+        """Return where new cards contradict those of the other clients."""
+        known = list(self.cards.values())
+        problems = [] if self.method.any_task else unlike_data(known, cards)
+        return problems + (unlike_public_data(known, cards) if self.method.public_data else [])
 
     # Flower's Strategy ----------------------------------------------------------------------------
 
