@@ -32,15 +32,19 @@ PACKAGES = ("flwr", "flwr-datasets", "torch", "torchvision", "numpy", "safetenso
 RUNNING, COMPLETED, FAILED, INTERRUPTED = "running", "completed", "failed", "interrupted"
 """How a run is, in config.json. One that was killed stays "running"; `is_in_use` tells."""
 
+NOT_RUNNING = "RunNotRunningException"
+"""Flower's, in one of its private modules: what a call to the SuperLink raises in such a run."""
+
 
 def early_end(error: BaseException, name: str) -> tuple[str, str]:
     """Return status and reason for what ended a run early.
 
-    Flower ends a ServerApp by `SystemExit(0)` when the run was stopped, when the process is told
-    to end, and when its SuperLink has given the run up; in one process Ctrl-C arrives as itself.
+    Flower ends a ServerApp by `SystemExit(0)`, or by an exception of its own, when the run was
+    stopped, when the process is told to end, and when its SuperLink has given the run up; in one
+    process Ctrl-C arrives as itself.
     """
     stopped = isinstance(error, SystemExit) and error.code in (0, None)
-    if stopped or isinstance(error, KeyboardInterrupt):
+    if stopped or isinstance(error, KeyboardInterrupt) or type(error).__name__ == NOT_RUNNING:
         return INTERRUPTED, (
             "stopped from outside (Ctrl-C, `flwr stop`, or a SuperLink that was away too long); go "
             f"on with resume='{name}'"

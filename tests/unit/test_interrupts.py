@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from flwr.app import Message
+from flwr.supercore.run import RunNotRunningException
 
 import server_app.inprocess
 from server_app.cli import main
@@ -106,5 +107,6 @@ def test_what_ends_a_run_early_has_a_status() -> None:
     assert (
         early_end(KeyboardInterrupt(), "a")[0] == early_end(SystemExit(), "a")[0] == "interrupted"
     )
+    assert early_end(RunNotRunningException(), "a")[0] == "interrupted"
     assert early_end(ConfigError("x"), "a") == ("failed", "ConfigError: x")
     assert early_end(SystemExit("x"), "a") == ("failed", "SystemExit: x")
