@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from server_app.scores import ClientTask, TaskScore, is_plain, task_name, tasks_in_order
 from strategies.base.exchange import Card
 
 SHOWN_CLIENTS = 20
@@ -34,22 +35,29 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def cards_table(cards: Mapping[int, Card]) -> str:
-    """Return the table of clients, printed before round 1."""
-    header = ("client", "model", "parameters", "width", "classes", "train", "val", "test", "device")
+    """Return the table of clients, printed before round 1; with their tasks if there are any."""
     shown = [cards[i] for i in sorted(cards)[:SHOWN_CLIENTS]]
-    text = table(
-        header,
-        [
-            (
-                c.client_id, c.model, f"{c.parameters:,}", f"{c.raw_dim}-{c.feature_dim}",
-                f"{len(c.classes)} of {c.num_classes}", c.train_examples, c.validation_examples,
-                c.test_examples, c.device,
-            )
-            for c in shown
-        ],
-    )  # fmt: skip
+    columns: dict[str, list[object]] = {
+        "client": [c.client_id for c in shown],
+        **_task_column(cards, shown),
+        "model": [c.model for c in shown],
+        "parameters": [f"{c.parameters:,}" for c in shown],
+        "width": [f"{c.raw_dim}-{c.feature_dim}" for c in shown],
+        "classes": [f"{len(c.classes)} of {c.num_classes}" for c in shown],
+        "train": [c.train_examples for c in shown],
+        "val": [c.validation_examples for c in shown],
+        "test": [c.test_examples for c in shown],
+        "device": [c.device for c in shown],
+    }
+    text = table(list(columns), zip(*columns.values(), strict=True))
     hidden = len(cards) - len(shown)
     return text + (f"\n  and {hidden} more, see clients.csv" if hidden else "")
+
+
+def _task_column(cards: Mapping[int, Card], shown: Sequence[Card]) -> dict[str, list[object]]:
+    """Return the column of tasks; none where all clients learn what a run without tasks does."""
+    plain = all(card.task == ClientTask().task for card in cards.values())
+    return {} if plain else {"task": [card.task for card in shown]}
 
 
 def percent(value: float | None) -> str:
@@ -65,45 +73,125 @@ def human(number: float, unit: str = "") -> str:
     return f"{number:g}{unit}"
 
 
+def round_scores(latest: Sequence[TaskScore], best: Mapping[str, float]) -> str:
+    """Return what a round's line says of its evaluation.
+
+    Parameters
+    ----------
+    latest : sequence of TaskScore
+        The means of the round, `Recorder.latest`.
+    best : Mapping of str to float
+        The highest mean so far by task, `Recorder.best`.
+    """
+    if all(score.mean is None for score in latest):
+        return "not evaluated"
+    if len(latest) == 1:
+        (only,) = latest
+        return (
+            f"{only.metric} {percent(only.mean)} "
+            f"(best {percent(best.get(only.task))}, {only.clients} evaluated)"
+        )
+    return "  ".join(f"{s.task} {s.metric} {percent(s.mean)} ({s.clients})" for s in latest)
+
+
 def final_table(
     cards: Mapping[int, Card], accuracy: Mapping[int, float], trained: Mapping[int, int]
 ) -> str:
-    """Return each client's last accuracy with its own model, worst clients included."""
-    header = ("client", "model", "rounds trained", "test examples", "accuracy")
-    shown = sorted(cards)[:SHOWN_CLIENTS]
-    text = table(
-        header,
-        [
-            (
-                i, cards[i].model, trained.get(i, 0), cards[i].test_examples,
-                percent(accuracy.get(i)),
-            )
-            for i in shown
-        ],
-    )  # fmt: skip
+    """Return each client's last main score with its own model, worst clients included.
+
+    `accuracy` holds main scores, as `Recorder.accuracy` does; where not all of them are
+    accuracies of one task, the table names task and metric.
+    """
+    shown = [cards[i] for i in sorted(cards)[:SHOWN_CLIENTS]]
+    tasks = {i: ClientTask(task_name(card.task), card.metric) for i, card in cards.items()}
+    plain = is_plain(tasks_in_order(tasks))
+    scores = [percent(accuracy.get(c.client_id)) for c in shown]
+    if not plain:
+        scores = [f"{c.metric} {score}" for c, score in zip(shown, scores, strict=True)]
+    columns: dict[str, list[object]] = {
+        "client": [c.client_id for c in shown],
+        **_task_column(cards, shown),
+        "model": [c.model for c in shown],
+        "rounds trained": [trained.get(c.client_id, 0) for c in shown],
+        "test examples": [c.test_examples for c in shown],
+        "accuracy" if plain else "score": [*scores],
+    }
+    text = table(list(columns), zip(*columns.values(), strict=True))
     hidden = len(cards) - len(shown)
     return text + (f"\n  and {hidden} more, see report.html" if hidden else "")
 
 
 def closing_lines(summary: Mapping[str, Any]) -> str:
-    """Return the last lines of a run: accuracies with what they rest on, traffic, time."""
-    accuracy, traffic, time = summary["accuracy"], summary["traffic"], summary["time"]
+    """Return the last lines of a run: scores with what they rest on, traffic, time.
+
+    A run of one task measured by accuracy shows accuracies, others the scores of every task. A
+    comparison with a Local run that was asked for is shown, or why there is none.
+    """
+    traffic, time = summary["traffic"], summary["time"]
+    scores = summary.get("scores") or {}
+    plain = is_plain({task: entry["metric"] for task, entry in scores.items()})
+    lines = _accuracy_lines(summary) if plain else _score_lines(summary)
+    lines += _delta_lines(summary)
+    lines += [
+        f"a round moves  {human(traffic['uplink_scalars_per_round'])} scalars up, "
+        f"{human(traffic['downlink_scalars_per_round'])} down",
+        f"rounds took    {time['total_s']:.1f} s, client failures: {summary['clients_failed']}",
+    ]
+    return "\n".join(lines)
+
+
+def _accuracy_lines(summary: Mapping[str, Any]) -> list[str]:
+    accuracy = summary["accuracy"]
     scope = (
         f"{accuracy['clients_evaluated']} of {summary['clients']} clients, "
         f"{accuracy['model']} models, {accuracy['test_split']} test split"
     )
-    chosen = f" in round {accuracy['best_round']}, chosen by {accuracy['best_by']} accuracy"
-    if accuracy["best"] is None:
-        chosen = ""
     lines = [
         f"final accuracy {percent(accuracy['final'])} ({scope})",
-        f"best accuracy  {percent(accuracy['best'])}{chosen}",
-        f"a round moves  {human(traffic['uplink_scalars_per_round'])} scalars up, "
-        f"{human(traffic['downlink_scalars_per_round'])} down",
-        f"rounds took    {time['total_s']:.1f} s, client failures: {summary['clients_failed']}",
+        f"best accuracy  {percent(accuracy['best'])}{_chosen(accuracy, 'accuracy')}",
     ]
     over_models = accuracy["mean_over_models"]
     if accuracy["model"] == "global" and over_models is not None:
         text = f"mean of models {percent(over_models)} (every architecture counts alike)"
         lines.insert(1, text)
-    return "\n".join(lines)
+    return lines
+
+
+def _score_lines(summary: Mapping[str, Any]) -> list[str]:
+    accuracy, scores = summary["accuracy"], summary["scores"]
+    evaluated = sum(entry["clients"] for entry in scores.values())
+    lines = [
+        f"final scores of {evaluated} of {summary['clients']} clients ({accuracy['model']} models, "
+        f"{accuracy['test_split']} test split), each task by itself:"
+    ]
+    names = {task: f"{task} {entry['metric']}" for task, entry in scores.items()}
+    width = max(map(len, names.values()))
+    for task, entry in scores.items():
+        plural = "client" if entry["clients"] == 1 else "clients"
+        lines.append(
+            f"  {names[task]:<{width}}  {percent(entry['final'])} "
+            f"({entry['clients']} {plural}; best {percent(entry['best'])}"
+            f"{_chosen(entry, entry['metric'])})"
+        )
+    return lines
+
+
+def _chosen(entry: Mapping[str, Any], metric: str) -> str:
+    if entry["best"] is None:
+        return ""
+    return f" in round {entry['best_round']}, chosen by {entry['best_by']} {metric}"
+
+
+def _delta_lines(summary: Mapping[str, Any]) -> list[str]:
+    if summary.get("delta_reason"):
+        return [f"warning: no delta: {summary['delta_reason']}"]
+    delta = summary.get("delta")
+    if not delta:
+        return []
+    compared = f"{delta['clients_compared']} of {summary['clients']} clients"
+    by_task = ", ".join(f"{task} {change:+.2f} %" for task, change in delta["by_task"].items())
+    tasks = f"; {by_task}" if len(delta["by_task"]) > 1 else ""
+    change = f"{delta['percent']:+.2f} % against {delta['against']}"
+    lines = [f"delta          {change} ({compared}{tasks})"]
+    left_out = list(delta["left_out"].items())[:SHOWN_CLIENTS]
+    return lines + [f"  client {client} is not in it: {reason}" for client, reason in left_out]

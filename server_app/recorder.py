@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from server_app.round import RoundResult
+from server_app.round import RoundResult, Traffic
+from server_app.scores import ClientTask, TaskScore, client_tasks, tasks_in_order
 from strategies.base.exchange import PHASES, MetricRow
 from strategies.base.state import StateError
 
@@ -38,20 +39,31 @@ def weighted_mean(pairs: Iterable[tuple[float, int]]) -> float | None:
 
 
 class Recorder:
-    """Writes a run's CSV files and remembers each client's last accuracy.
+    """Writes a run's CSV files and remembers each client's last main score.
 
     Attributes
     ----------
     accuracy : dict of int to float
-        Every client's last evaluated accuracy.
+        Every client's last main score: its accuracy or, with another task, what that is measured
+        by (see `data.tasks.METRIC_OF`). A method that selects by it may compare clients of one
+        task only.
     trained : dict of int to int
         In how many rounds every client has trained.
+    tasks : dict of int to ClientTask
+        By client, as clients.csv has them; read again when a client is not in it.
+    latest : list of TaskScore
+        Of the round added last: every task of the run, in the order of the first clients.
+    best : dict of str to float
+        By task, the highest mean since the start or resume, closing evaluations left out.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.accuracy: dict[int, float] = {}
         self.trained: dict[int, int] = {}
+        self.tasks: dict[int, ClientTask] = {}
+        self.latest: list[TaskScore] = []
+        self.best: dict[str, float] = {}
 
     def begin(self, keep_rounds: int) -> None:
         """Make the files, or cut them back to `keep_rounds` finished rounds of a resumed run.
@@ -72,13 +84,18 @@ class Recorder:
             )
         for name, header in HEADERS.items():
             self._cut_back(self.directory / name, header, keep_rounds)
+        self.tasks = read_tasks(self.directory)
         for row in iterate_rows(self.directory / "metrics.csv"):
             if row["client"] != "server":
                 metric = MetricRow(row["phase"], row["metric"], float(row["value"]), 0)
                 self._remember(int(row["client"]), metric)
 
     def add(self, result: RoundResult, *, closing: bool = False) -> tuple[float | None, int]:
-        """Append a round; return its mean accuracy and the number of clients behind it."""
+        """Append a round; return its mean accuracy and how many clients have a main score.
+
+        The mean is over clients whose main score is accuracy, and None where there are none;
+        `latest` has the means of all tasks.
+        """
         number = result.server_round
         rows = sorted(
             result.rows, key=lambda pair: (PHASES.index(pair[1].phase), pair[0], pair[1].metric)
@@ -91,23 +108,26 @@ class Recorder:
             (number, "server", SERVER_PHASE, name, repr(float(value)), len(result.participants))
             for name, value in sorted(result.server_metrics.items())
         ]
+        if any(client not in self.tasks for client, _ in rows):
+            self.tasks = read_tasks(self.directory)
         for client, row in rows:
             self._remember(client, row)
         kind = "closing" if closing else None
-        traffic = sorted(result.traffic, key=lambda t: (t.purpose, t.direction, t.client_id))
         self._append("metrics.csv", metrics)
         self._append(
             "traffic.csv",
             (
-                (number, t.client_id, t.direction, 1, t.scalars, t.num_bytes, kind or t.purpose)
-                for t in traffic
+                (number, client, direction, *amounts, kind or purpose)
+                for (purpose, direction, client), amounts in _summed(result.traffic).items()
             ),
         )
         self.add_failures(
             number, [(f.client_id, kind or f.kind, f.reason) for f in result.failures]
         )
-        evaluated = {client for client, row in rows if _is_accuracy(row)}
-        accuracy = _mean_of(rows, "accuracy")
+        evaluated = {client for client, row in rows if self._is_score(client, row)}
+        self._note_scores(rows, closing=closing)
+        accuracy = self._mean_of(rows, "accuracy")
+        validation = self._mean_of(rows, "validation_accuracy")
         # The last file to be written: a round counts once it is in rounds.csv.
         self._append(
             "rounds.csv",
@@ -115,8 +135,8 @@ class Recorder:
                 (
                     number, f"{result.seconds:.4f}", f"{result.compute_s:.4f}",
                     len(result.participants), sum(f.kind != "skipped" for f in result.failures),
-                    len(evaluated), _blank(accuracy),
-                    _blank(_mean_of(rows, "validation_accuracy")), len(result.workers), closing,
+                    len(evaluated), _blank(accuracy), _blank(validation),
+                    len(result.workers), closing,
                 )
             ],
         )  # fmt: skip
@@ -131,8 +151,35 @@ class Recorder:
             ((server_round, "" if c is None else c, kind, text) for c, kind, text in failures),
         )
 
+    def _task(self, client: int) -> ClientTask:
+        return self.tasks.get(client, ClientTask())
+
+    def _is_score(self, client: int, row: MetricRow) -> bool:
+        return row.metric == self._task(client).metric and row.phase in EVALUATION_PHASES
+
+    def _mean_of(self, rows: Iterable[tuple[int, MetricRow]], metric: str) -> float | None:
+        """Return the mean of an accuracy over the clients whose main score is accuracy."""
+        return weighted_mean(
+            (row.value, row.examples)
+            for client, row in rows
+            if row.metric == metric
+            and row.phase in EVALUATION_PHASES
+            and self._task(client).metric == "accuracy"
+        )
+
+    def _note_scores(self, rows: Iterable[tuple[int, MetricRow]], *, closing: bool) -> None:
+        scored = [(client, row) for client, row in rows if self._is_score(client, row)]
+        known = {client: self._task(client) for client in {*self.tasks, *(c for c, _ in scored)}}
+        self.latest = []
+        for task, metric in tasks_in_order(known).items():
+            own = [(c, row) for c, row in scored if known[c].task == task]
+            mean = weighted_mean((row.value, row.examples) for _, row in own)
+            self.latest.append(TaskScore(task, metric, mean, len({client for client, _ in own})))
+            if mean is not None and not closing:
+                self.best[task] = max(mean, self.best.get(task, mean))
+
     def _remember(self, client: int, row: MetricRow) -> None:
-        if _is_accuracy(row):
+        if self._is_score(client, row):
             self.accuracy[client] = row.value
         if row.phase == "train" and row.metric == "loss":
             self.trained[client] = self.trained.get(client, 0) + 1
@@ -176,16 +223,23 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     return list(iterate_rows(path))
 
 
-def _mean_of(rows: Iterable[tuple[int, MetricRow]], metric: str) -> float | None:
-    return weighted_mean(
-        (row.value, row.examples)
-        for _, row in rows
-        if row.metric == metric and row.phase in EVALUATION_PHASES
-    )
+def read_tasks(directory: Path) -> dict[int, ClientTask]:
+    """Return every client's task from a run's clients.csv, in the order of the ids."""
+    path = directory / "clients.csv"
+    return client_tasks(iterate_rows(path)) if path.is_file() else {}
 
 
-def _is_accuracy(row: MetricRow) -> bool:
-    return row.metric == "accuracy" and row.phase in EVALUATION_PHASES
+def _summed(traffic: Iterable[Traffic]) -> dict[tuple[str, str, int], tuple[int, int, int]]:
+    """Return messages, scalars and bytes by purpose, direction and client, in this order.
+
+    A round of several exchanges sends a client several messages of one kind.
+    """
+    totals: dict[tuple[str, str, int], tuple[int, int, int]] = {}
+    for t in sorted(traffic, key=lambda t: (t.purpose, t.direction, t.client_id)):
+        key = t.purpose, t.direction, t.client_id
+        messages, scalars, size = totals.get(key, (0, 0, 0))
+        totals[key] = messages + 1, scalars + t.scalars, size + t.num_bytes
+    return totals
 
 
 def _blank(value: float | None) -> str:

@@ -2,55 +2,179 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from server_app.recorder import EVALUATION_PHASES, iterate_rows, read_rows, weighted_mean
+from server_app.outcome import (
+    Delta,
+    Evaluation,
+    Evaluations,
+    Scores,
+    read_scores,
+    refuse_unlike,
+    relative_changes,
+)
+from server_app.recorder import iterate_rows, read_rows, weighted_mean
+from server_app.scores import ClientTask, task_name
+from strategies.base.exchange import Card
+from strategies.base.options import ConfigError
 from strategies.base.run_config import RunConfig
-
-Evaluation = tuple[int, str]
-"""Round and phase of an evaluation, in the order they were made."""
 
 
 def summarise(directory: Path, run: RunConfig, clients: int) -> dict[str, Any]:
-    """Compute the summary from the CSV files of a run directory."""
+    """Compute the summary from the CSV files of a run directory.
+
+    A run to compare with (`local-run`) that cannot be used leaves `delta` empty and
+    `delta_reason` saying why: a finished run is not lost because of another one.
+    """
     rounds = read_rows(directory / "rounds.csv")
     failures = read_rows(directory / "failures.csv")
-    by_model = _accuracy_by_model(directory)
+    scores = read_scores(directory)
+    with_accuracy = scores.of(lambda client: client.metric == "accuracy")
+    by_model = _accuracy_by_model(directory, with_accuracy)
     known = [value for value in by_model.values() if value is not None]
     over_models = {"mean_over_models": statistics.fmean(known) if known else None}
+    delta, reason = _delta(run, scores)
     return {
         "method": run.method,
         "dataset": run.dataset,
         "clients": clients,
         "rounds": max((int(r["round"]) for r in rounds), default=0),
         "seed": run.seed,
-        "accuracy": _accuracy(directory / "metrics.csv", run) | over_models,
+        "accuracy": _accuracy(with_accuracy, run) | over_models,
         "accuracy_by_model": by_model,
+        "scores": {
+            task: _task_scores(scores.of_task(task), metric)
+            for task, metric in scores.tasks.items()
+        },
+        "delta": delta,
+        "delta_reason": reason,
         "traffic": _traffic(iterate_rows(directory / "traffic.csv")),
         "time": _time(rounds),
         "clients_failed": sum(row["kind"] != "skipped" for row in failures),
     }
 
 
-def _accuracy(metrics: Path, run: RunConfig) -> dict[str, Any]:
-    tests = _evaluations(iterate_rows(metrics), "accuracy")
-    validations = _evaluations(iterate_rows(metrics), "validation_accuracy")
-    means = {key: weighted_mean(values) for key, values in tests.items()}
-    by_validation = {key: weighted_mean(values) for key, values in validations.items()}
-    chosen = by_validation or means
-    # The first of equals: the earliest round that is as good as any.
-    best = max(chosen, key=lambda key: chosen[key] or 0.0, default=None)
-    last = list(tests)[-1] if tests else None
-    final = [value for value, _ in tests[last]] if last else []
+def check_local_run(run_root: Path, name: str) -> None:
+    """Refuse, before anything starts, a run that cannot be compared with at the end.
+
+    Parameters
+    ----------
+    run_root : Path
+        Directory of all runs, `RunConfig.run_root`.
+    name : str
+        The value of `local-run`; an empty one asks for nothing.
+
+    Raises
+    ------
+    ConfigError
+        If it is not a completed run of method `local` with main scores.
+    """
+    if name:
+        _read_local_run(run_root, name)
+
+
+def check_local_clients(run_root: Path, name: str, cards: Mapping[int, Card]) -> None:
+    """Refuse, after the roll call, a run whose clients have other tasks or other data.
+
+    Clients that join later are compared at the end alone.
+
+    Raises
+    ------
+    ConfigError
+        Naming these clients; also if the run is not one for `check_local_run`.
+    """
+    if name:
+        own = {i: ClientTask(task_name(c.task), c.metric, c.data_hash) for i, c in cards.items()}
+        refuse_unlike(own, _read_local_run(run_root, name).clients, name)
+
+
+def _read_local_run(run_root: Path, name: str) -> Scores:
+    path = run_root / name
+    remedy = "run method local below the same output-dir first, and name that run here"
+    try:
+        info = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        method, status = info["config"]["method"], info["status"]
+        if method != "local":
+            problem = f"{path} is a run of method {method!r}"
+        elif status != "completed":
+            problem = f"{path} is not completed (its status is {status!r})"
+        else:
+            scores = read_scores(path)
+            if scores.tests:
+                return scores
+            problem = f"no client was evaluated in {path}"
+    except FileNotFoundError as error:
+        problem = f"there is no completed run in {path} ({error.filename} is missing)"
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        problem = f"the records in {path} are damaged ({type(error).__name__}: {error})"
+    raise ConfigError(f"local-run = {name!r}: {problem}; {remedy}")
+
+
+def _delta(run: RunConfig, scores: Scores) -> tuple[dict[str, Any] | None, str | None]:
+    """Return the section `delta`, or None and the reason if there was one to be made."""
+    if not run.local_run:
+        return None, None
+    try:
+        reference = _read_local_run(run.run_root, run.local_run)
+        found = relative_changes(scores, reference, run.local_run)
+    except ConfigError as error:
+        return None, str(error)
+    if found.percent is None:
+        return None, f"no client could be compared with {run.local_run!r}: {_left_out(found)}"
     return {
+        "against": run.local_run,
+        "percent": found.percent,
+        "by_client": {str(client): change for client, change in found.by_client.items()},
+        "by_task": dict(found.by_task),
+        "clients_compared": len(found.by_client),
+        "left_out": {str(client): reason for client, reason in found.left_out.items()},
+    }, None
+
+
+def _left_out(found: Delta) -> str:
+    return "; ".join(f"client {i}: {why}" for i, why in list(found.left_out.items())[:10])
+
+
+def _task_scores(scores: Scores, metric: str) -> dict[str, Any]:
+    """Return what came out of one task: means over its clients, weighted by examples."""
+    means, by_validation = _means(scores.tests), _means(scores.validations)
+    best, last = _best(means, by_validation), list(means)[-1] if means else None
+    return {
+        "metric": metric,
         "final": means[last] if last else None,
         "best": means.get(best) if best else None,
         "best_round": best[0] if best else None,
         "best_phase": best[1] if best else None,
         "best_by": "validation" if by_validation else "test",
+        "clients": len(scores.tests[last]) if last else 0,
+    }
+
+
+def _means(found: Evaluations) -> dict[Evaluation, float | None]:
+    return {at: weighted_mean(values.values()) for at, values in found.items()}
+
+
+def _best(
+    means: Mapping[Evaluation, float | None], by_validation: Mapping[Evaluation, float | None]
+) -> Evaluation | None:
+    """Return the evaluation with the best validation score, or test score where there is none."""
+    chosen = by_validation or means
+    # The first of equals: the earliest round that is as good as any.
+    return max(chosen, key=lambda key: chosen[key] or 0.0, default=None)
+
+
+def _accuracy(scores: Scores, run: RunConfig) -> dict[str, Any]:
+    """Return what came out for all clients whose main score is accuracy."""
+    found = _task_scores(scores, "accuracy")
+    last = list(scores.tests.values())[-1] if scores.tests else {}
+    final = [value for value, _ in last.values()]
+    return {
+        **{key: found[key] for key in ("final", "best", "best_round", "best_phase", "best_by")},
         "mean_over_clients": statistics.fmean(final) if final else None,
         "std_over_clients": statistics.pstdev(final) if final else None,
         "worst_client": min(final) if final else None,
@@ -60,35 +184,22 @@ def _accuracy(metrics: Path, run: RunConfig) -> dict[str, Any]:
     }
 
 
-def _accuracy_by_model(directory: Path) -> dict[str, float | None]:
+def _accuracy_by_model(directory: Path, scores: Scores) -> dict[str, float | None]:
     """Return the last evaluation's mean over the clients of each model, weighted by examples.
 
     Models come in the order of their first clients; one of which no client was evaluated is left
     out.
     """
     cards = directory / "clients.csv"
-    rows = read_rows(cards) if cards.is_file() else []
-    models = {row["client"]: row["model"] for row in sorted(rows, key=lambda r: int(r["client"]))}
-    tests = _evaluations(iterate_rows(directory / "metrics.csv"), "accuracy")
-    last = list(tests)[-1] if tests else None
-    found: dict[str, list[tuple[float, int]]] = {model: [] for model in models.values()}
-    for row in iterate_rows(directory / "metrics.csv"):
-        at = (int(row["round"]), row["phase"])
-        if row["metric"] == "accuracy" and at == last and row["client"] in models:
-            found[models[row["client"]]].append((float(row["value"]), int(row["examples"])))
+    models = (
+        {int(row["client"]): row["model"] for row in iterate_rows(cards)} if cards.is_file() else {}
+    )
+    last = list(scores.tests.values())[-1] if scores.tests else {}
+    found: dict[str, list[tuple[float, int]]] = {models[i]: [] for i in sorted(models)}
+    for client, pair in last.items():
+        if client in models:
+            found[models[client]].append(pair)
     return {model: weighted_mean(pairs) for model, pairs in found.items() if pairs}
-
-
-def _evaluations(
-    rows: Iterable[dict[str, str]], metric: str
-) -> dict[Evaluation, list[tuple[float, int]]]:
-    """Return (value, examples) of every client by evaluation, in the order of the run."""
-    found: dict[Evaluation, list[tuple[float, int]]] = {}
-    for row in rows:
-        if row["metric"] == metric and row["phase"] in EVALUATION_PHASES:
-            key = (int(row["round"]), row["phase"])
-            found.setdefault(key, []).append((float(row["value"]), int(row["examples"])))
-    return dict(sorted(found.items(), key=lambda i: (i[0][0], EVALUATION_PHASES.index(i[0][1]))))
 
 
 def _traffic(rows: Iterable[dict[str, str]]) -> dict[str, int]:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
-from server_app.console import cards_table, closing_lines, final_table, human, percent, table
+from server_app.console import (
+    cards_table,
+    closing_lines,
+    final_table,
+    human,
+    percent,
+    round_scores,
+    table,
+)
+from server_app.scores import TaskScore
 from tests.unit.test_roster import a_card
 
 
@@ -91,3 +101,88 @@ def test_the_last_lines_without_an_evaluation() -> None:
     ).splitlines()
     assert text[0].startswith("final accuracy not evaluated (0 of 5 clients")
     assert text[1] == "best accuracy  not evaluated"
+
+
+# -- several tasks -------------------------------------------------------------------------------
+
+
+def test_a_rounds_scores_of_one_task_have_the_best_so_far() -> None:
+    one = TaskScore("classification", "accuracy", 0.5, 3)
+    assert round_scores([one], {"classification": 0.75}) == (
+        "accuracy 50.00 % (best 75.00 %, 3 evaluated)"
+    )
+    maps = TaskScore("multilabel", "map", 0.25, 2)
+    assert round_scores([maps], {"multilabel": 0.25}) == "map 25.00 % (best 25.00 %, 2 evaluated)"
+    assert round_scores([], {}) == "not evaluated"
+    assert round_scores([TaskScore("text", "accuracy", None, 0)], {}) == "not evaluated"
+
+
+def test_a_rounds_scores_of_several_tasks_stand_side_by_side() -> None:
+    latest = [
+        TaskScore("multilabel", "map", 0.312, 3),
+        TaskScore("classification", "accuracy", 0.451, 3),
+    ]
+    assert round_scores(latest, {}) == (
+        "multilabel map 31.20 % (3)  classification accuracy 45.10 % (3)"
+    )
+    latest[0] = TaskScore("multilabel", "map", None, 0)
+    assert round_scores(latest, {}) == (
+        "multilabel map not evaluated (0)  classification accuracy 45.10 % (3)"
+    )
+
+
+def mixed_cards() -> dict[int, Any]:
+    return {
+        0: dataclasses.replace(a_card(0), task="multilabel@scenes", metric="map"),
+        1: dataclasses.replace(a_card(1), task="classification[0+1]"),
+    }
+
+
+def test_tables_of_several_tasks_name_task_and_metric() -> None:
+    rows = [row.split() for row in cards_table(mixed_cards()).splitlines()]
+    assert rows[0][:3] == ["client", "task", "model"]
+    assert [row[1] for row in rows[1:]] == ["multilabel@scenes", "classification[0+1]"]
+    rows = [row.split() for row in final_table(mixed_cards(), {0: 0.5}, {0: 3}).splitlines()]
+    assert rows == [
+        ["client", "task", "model", "rounds", "trained", "test", "examples", "score"],
+        ["0", "multilabel@scenes", "cnn5", "3", "2", "map", "50.00", "%"],
+        ["1", "classification[0+1]", "cnn5", "0", "2", "accuracy", "not", "evaluated"],
+    ]
+
+
+def mixed_summary(**changes: Any) -> dict[str, Any]:
+    def entry(metric: str, final: float | None, clients: int) -> dict[str, Any]:
+        return {"metric": metric, "final": final, "best": final, "best_round": 4,
+                "best_by": "validation", "clients": clients}  # fmt: skip
+
+    scores = {"multilabel": entry("map", 0.312, 3), "text": entry("accuracy", None, 1)}
+    return summary() | {"scores": scores} | changes
+
+
+def test_the_last_lines_of_several_tasks_have_no_common_mean() -> None:
+    text = closing_lines(mixed_summary()).splitlines()
+    assert text[:3] == [
+        "final scores of 4 of 5 clients (personal models, global test split), each task by itself:",
+        "  multilabel map  31.20 % (3 clients; best 31.20 % in round 4, chosen by validation map)",
+        "  text accuracy   not evaluated (1 client; best not evaluated)",
+    ]
+    assert text[3].startswith("a round moves")
+    assert "final accuracy" not in "\n".join(text)
+
+
+def test_the_last_lines_show_delta_or_why_there_is_none() -> None:
+    delta = {
+        "against": "alone", "percent": 12.345, "by_task": {"multilabel": 20.0, "text": -3.0},
+        "clients_compared": 4, "left_out": {"3": "its score in alone is 0"},
+    }  # fmt: skip
+    text = closing_lines(mixed_summary(delta=delta, delta_reason=None)).splitlines()
+    assert text[3:5] == [
+        "delta          +12.35 % against alone (4 of 5 clients; multilabel +20.00 %, text -3.00 %)",
+        "  client 3 is not in it: its score in alone is 0",
+    ]
+    one = summary() | {"delta": delta | {"by_task": {"classification": 12.345}, "left_out": {}}}
+    assert closing_lines(one).splitlines()[2] == (
+        "delta          +12.35 % against alone (4 of 5 clients)"
+    )
+    none = closing_lines(summary() | {"delta": None, "delta_reason": "it is gone"}).splitlines()
+    assert none[2] == "warning: no delta: it is gone"

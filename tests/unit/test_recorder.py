@@ -8,8 +8,11 @@ import pytest
 
 from server_app.recorder import HEADERS, Recorder, read_rows, weighted_mean
 from server_app.round import Failure, RoundResult, Traffic
+from server_app.scores import TaskScore
 from strategies.base.exchange import MetricRow
 from strategies.base.state import StateError
+from tests.unit.task_runs import MIXED, metrics_of, write_cards
+from tests.unit.task_runs import a_round as a_mixed_round
 
 
 def a_round(number: int, *, accuracies: tuple[float, ...] = (0.5, 1.0)) -> RoundResult:
@@ -194,3 +197,82 @@ def test_means_are_weighted() -> None:
     assert weighted_mean([(0.5, 0), (1.0, 3)]) == 1.0
     assert weighted_mean([(0.5, 0)]) is None
     assert weighted_mean([]) is None
+
+
+def test_a_client_is_remembered_by_the_metric_of_its_task(tmp_path: Path) -> None:
+    """Client 0's accuracy is not its main score; client 5, a text client, has one."""
+    write_cards(tmp_path, MIXED)
+    recorder = Recorder(tmp_path)
+    recorder.begin(0)
+    tests = {0: 0.25, 1: 0.75, 2: 0.5, 3: 1.0, 4: 0.125, 5: 0.25}
+    result = a_mixed_round(
+        1, metrics_of(MIXED), tests, validations={0: 0.5, 2: 0.75}, examples={1: 30}
+    )
+    result.rows.append((0, MetricRow("post", "accuracy", 0.99, 10)))
+    # Accuracy: (0.5 + 1.0 + 0.25) / 3 over clients 2, 3 and 5.
+    assert recorder.add(result) == (pytest.approx(1.75 / 3), 6)
+    assert recorder.accuracy == tests
+    assert recorder.latest == [
+        TaskScore("multilabel", "map", 0.625, 2),  # (0.25 * 10 + 0.75 * 30) / 40
+        TaskScore("classification", "accuracy", 0.75, 2),
+        TaskScore("segmentation", "miou", 0.125, 1),
+        TaskScore("text", "accuracy", 0.25, 1),
+    ]
+    row = read_rows(tmp_path / "rounds.csv")[0]
+    assert float(row["accuracy"]) == pytest.approx(1.75 / 3)
+    assert (row["validation_accuracy"], row["evaluated"]) == ("0.75", "6")
+    again = Recorder(tmp_path)
+    again.begin(1)
+    assert again.accuracy == tests
+
+
+def test_the_best_mean_of_a_task_leaves_the_closing_out(tmp_path: Path) -> None:
+    write_cards(tmp_path, MIXED)
+    metrics = metrics_of(MIXED)
+    recorder = Recorder(tmp_path)
+    recorder.begin(0)
+    for number, value in enumerate((0.25, 0.5, 0.375), 1):
+        assert recorder.add(a_mixed_round(number, metrics, {0: value})) == (None, 1)
+    assert read_rows(tmp_path / "rounds.csv")[0]["accuracy"] == ""
+    recorder.add(a_mixed_round(3, metrics, {0: 0.75, 4: 0.5}, phase="final"), closing=True)
+    assert recorder.best == {"multilabel": 0.5}
+    assert [(score.task, score.mean, score.clients) for score in recorder.latest] == [
+        ("multilabel", 0.75, 1), ("classification", None, 0), ("segmentation", 0.5, 1),
+        ("text", None, 0),
+    ]  # fmt: skip
+
+
+def test_a_client_that_joined_is_looked_up(tmp_path: Path) -> None:
+    write_cards(tmp_path, MIXED[2:3])
+    recorder = Recorder(tmp_path)
+    recorder.begin(0)
+    write_cards(tmp_path, [MIXED[2], MIXED[0]])
+    recorder.add(a_mixed_round(1, ["accuracy", "map"], {0: 0.5, 1: 0.25}))
+    assert recorder.accuracy == {0: 0.5, 1: 0.25}
+    assert [score.task for score in recorder.latest] == ["classification", "multilabel"]
+
+
+def test_cards_of_a_run_without_tasks_mean_accuracy(tmp_path: Path) -> None:
+    (tmp_path / "clients.csv").write_text("client,model,data_hash\n1,cnn5,b\n0,cnn5,a\n")
+    recorder = Recorder(tmp_path)
+    recorder.begin(0)
+    assert recorder.add(a_round(1)) == (0.875, 2)
+    assert recorder.latest == [TaskScore("classification", "accuracy", 0.875, 2)]
+
+
+def test_the_messages_of_several_exchanges_become_one_row(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    recorder.begin(0)
+    result = a_round(1)
+    result.traffic += [
+        Traffic(0, "uplink", 8, 100, "train"), Traffic(0, "uplink", 2, 1, "evaluate"),
+        Traffic(0, "uplink", 8, 100, "train"), Traffic(0, "downlink", 24, 96, "train"),
+    ]  # fmt: skip
+    recorder.add(result)
+    assert lines(tmp_path / "traffic.csv")[1:] == [
+        "1,0,uplink,1,2,1,evaluate",
+        "1,0,downlink,2,5154,20696,train",
+        "1,1,downlink,1,5130,20600,train",
+        "1,0,uplink,3,528,2301,train",
+        "1,1,uplink,1,512,2100,train",
+    ]
