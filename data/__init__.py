@@ -13,33 +13,53 @@ scikit-learn and flwr-datasets are imported where they are first used.
 
 from data import dataset as _dataset
 from data import partition as _partition
+from data import public as _public
+from data.annotated import AnnotatedDataset, TextDataset
 from data.client import ClientData, load_client_data, load_device_data
 from data.dataset import ImageDataset, load_dataset
 from data.partition import ClientIndices, partition_indices
+from data.public import PublicData, load_public
 from data.spec import DATASETS, PARTITIONS, TEST_SPLITS, DataError, DataSpec
-from data.split import Split, normalise
+from data.split import Split, TaskSplit, normalise
+from data.task_data import Tokenise, load_device_task_data, load_task_data
+from data.tasks import METRIC_OF, TASK_GROUPS, TaskSpec, assign_task, parse_task, parse_tasks
 
 
 def clear_memory() -> None:
     """Forget the datasets and splits this process has open; cache files stay."""
     _dataset.clear_memory()
     _partition.clear_memory()
+    _public.clear_memory()
 
 
 __all__ = [
     "DATASETS",
+    "METRIC_OF",
     "PARTITIONS",
+    "TASK_GROUPS",
     "TEST_SPLITS",
+    "AnnotatedDataset",
     "ClientData",
     "ClientIndices",
     "DataError",
     "DataSpec",
     "ImageDataset",
+    "PublicData",
     "Split",
+    "TaskSpec",
+    "TaskSplit",
+    "TextDataset",
+    "Tokenise",
+    "assign_task",
     "clear_memory",
     "load_client_data",
     "load_dataset",
     "load_device_data",
+    "load_device_task_data",
+    "load_public",
+    "load_task_data",
     "normalise",
+    "parse_task",
+    "parse_tasks",
     "partition_indices",
 ]

@@ -8,10 +8,18 @@ from functools import cached_property
 
 import numpy as np
 
-from data.dataset import ImageDataset, load_dataset
-from data.partition import official_rows, partition_indices, purpose_seed, take_out
+from data.dataset import load_images
+from data.image_dataset import Dataset, ImageDataset
+from data.partition import (
+    ClientIndices,
+    official_rows,
+    partition_indices,
+    purpose_seed,
+    take_out,
+)
 from data.spec import DataError, DataSpec
 from data.split import Split
+from data.tasks import METRIC_OF
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,41 +28,66 @@ class ClientData:
 
     Attributes
     ----------
-    dataset : ImageDataset
+    dataset : Dataset
         The dataset all its splits view.
     train, validation, test : Split
-        Its examples; any of them may be empty.
+        Its examples; any of them may be empty. `TaskSplit` where a run names tasks.
+    task : str (default: "classification")
+        A key of `METRIC_OF`.
+    classes : tuple of int (default: ())
+        Classes of the dataset that this client's task is restricted to, ascending; class
+        `classes[i]` has the label i here. Empty for all.
     """
 
-    dataset: ImageDataset
+    dataset: Dataset
     train: Split
     validation: Split
     test: Split
+    task: str = "classification"
+    classes: tuple[int, ...] = ()
+
+    @property
+    def metric(self) -> str:
+        """Name of the metric that the task is measured by."""
+        return METRIC_OF[self.task]
 
     @property
     def num_classes(self) -> int:
-        """Number of classes of the dataset, not of this client."""
-        return self.dataset.num_classes
+        """Number of classes of the task, whether or not this client has examples of them.
+
+        Of a segmentation without the background.
+        """
+        return len(self.classes) or self.dataset.num_classes
 
     @property
     def class_names(self) -> tuple[str, ...]:
         """One name per label."""
-        return self.dataset.class_names
+        names = self.dataset.class_names
+        return tuple(names[label] for label in self.classes) if self.classes else names
 
     @property
     def channels(self) -> int:
-        """Number of image channels."""
-        return self.dataset.channels
+        """Number of image channels, 0 for a task on sentences."""
+        return self._images.channels if self._images is not None else 0
 
     @property
     def image_size(self) -> int:
-        """Side of the square images in pixels."""
-        return self.dataset.image_size
+        """Side of the square images in pixels, 0 for a task on sentences."""
+        return self._images.image_size if self._images is not None else 0
+
+    @property
+    def _images(self) -> ImageDataset | None:
+        # Captions of images are sentences too: what counts is what the task reads.
+        if self.task == "text" or not isinstance(self.dataset, ImageDataset):
+            return None
+        return self.dataset
 
     @cached_property
     def data_hash(self) -> str:
         """16 hexadecimal digits over content and rows; the same on every machine."""
         digest = hashlib.sha256(self.dataset.fingerprint.encode())
+        if self.task != "classification" or self.classes:  # an ordinary run keeps its hash
+            digest.update(f"|{self.task}|{self.classes}|".encode())
         for split in (self.train, self.validation, self.test):
             digest.update(len(split).to_bytes(8, "little"))
             digest.update(split.indices.astype("<i8").tobytes())
@@ -88,10 +121,12 @@ def load_client_data(spec: DataSpec, client: int, num_clients: int) -> ClientDat
             f"client-id={client} is out of range: with {num_clients} clients, ids go from 0 to "
             f"{num_clients - 1}."
         )
-    dataset = load_dataset(spec)
+    dataset = load_images(spec)
     rows = partition_indices(spec, dataset, num_clients)[client]
-    splits = (Split(dataset, part) for part in (rows.train, rows.validation, rows.test))
-    return ClientData(dataset, *splits)
+    train, validation, test = (
+        Split(dataset, part) for part in (rows.train, rows.validation, rows.test)
+    )
+    return ClientData(dataset, train, validation, test)
 
 
 def load_device_data(spec: DataSpec) -> ClientData:
@@ -116,9 +151,30 @@ def load_device_data(spec: DataSpec) -> ClientData:
     DataError
         If the data is missing or unreadable.
     """
-    dataset = load_dataset(spec)
+    dataset = load_images(spec)
+    rows = device_indices(spec, dataset)
+    train, validation, test = (
+        Split(dataset, part) for part in (rows.train, rows.validation, rows.test)
+    )
+    return ClientData(dataset, train, validation, test)
+
+
+def device_indices(spec: DataSpec, dataset: Dataset) -> ClientIndices:
+    """Return the rows of a device that has a data set of its own; see `load_device_data`.
+
+    Parameters
+    ----------
+    spec : DataSpec
+        Gives `subset`, `validation_fraction` and the seed.
+    dataset : Dataset
+        The device's.
+
+    Returns
+    -------
+    rows : ClientIndices
+        All of the data set's rows that `subset` leaves.
+    """
     train, test = official_rows(spec, dataset)
     generator = np.random.default_rng(purpose_seed(spec, "roles"))
     rest, validation = take_out(train, spec.validation_fraction, generator)
-    splits = (Split(dataset, np.sort(part)) for part in (rest, validation, test))
-    return ClientData(dataset, *splits)
+    return ClientIndices(*(np.sort(part) for part in (rest, validation, test)))

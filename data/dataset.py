@@ -4,77 +4,42 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data import folders, sources
+from data import folders, scene_items, scenes, sources, texts
+from data.annotated import (
+    AnnotatedDataset,
+    RawAnnotated,
+    RawTexts,
+    TextDataset,
+    read_array,
+    read_texts,
+    write_texts,
+)
 from data.cache import cache_root, fetch_entry
+from data.image_dataset import Dataset, ImageDataset
 from data.raw import RawImages
 from data.spec import DataError, DataSpec
 
+__all__ = ["Dataset", "ImageDataset", "clear_memory", "load_dataset", "load_images"]
+
 # Raise it when a builder changes what it writes, so that old entries are not read.
 _FORMAT = 1
+# The same for the builders of `AnnotatedDataset` and `TextDataset`.
+_TASK_FORMAT = 1
+
+_OPTIONAL = ("presence", "masks", "masked")
 
 
-@dataclass(frozen=True, eq=False)
-class ImageDataset:
-    """Labelled images of one size, official training rows first.
-
-    Attributes
-    ----------
-    name : str
-        Name in `DATASETS`.
-    images : NDArray[np.uint8]
-        (N, C, H, W), values 0..255, memory-mapped and read-only.
-    labels : NDArray[np.int64]
-        (N,), values 0..num_classes-1.
-    train_size : int
-        Rows [0, train_size) are the official training set, the others the official test set.
-    class_names : tuple[str, ...]
-        One name per label.
-    fingerprint : str
-        16 hexadecimal digits of a SHA-256 over content; the same on every machine.
-    """
-
-    name: str
-    images: NDArray[np.uint8]
-    labels: NDArray[np.int64]
-    train_size: int
-    class_names: tuple[str, ...]
-    fingerprint: str
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    @property
-    def channels(self) -> int:
-        """Number of image channels C."""
-        return int(self.images.shape[1])
-
-    @property
-    def image_size(self) -> int:
-        """Side of the square images in pixels."""
-        return int(self.images.shape[2])
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes, counting those without an example."""
-        return len(self.class_names)
-
-    @cached_property
-    def labels_digest(self) -> str:
-        """Hash of all that a partition depends on: the labels and the official split."""
-        digest = hashlib.sha256(str(self.train_size).encode())
-        digest.update(self.labels.astype("<i8").tobytes())
-        return digest.hexdigest()[:16]
-
-
-def load_dataset(dataset: DataSpec | str, data_dir: str = "", image_size: int = 0) -> ImageDataset:
+def load_dataset(
+    dataset: DataSpec | str, data_dir: str = "", image_size: int = 0
+) -> ImageDataset | TextDataset:
     """Open a dataset, building its cache entry on the first use on this machine.
 
     Parameters
@@ -86,8 +51,9 @@ def load_dataset(dataset: DataSpec | str, data_dir: str = "", image_size: int = 
 
     Returns
     -------
-    dataset : ImageDataset
-        The same object for the same arguments within a process.
+    dataset : ImageDataset | TextDataset
+        The same object for the same arguments within a process; `AnnotatedDataset` for `scenes`,
+        `voc` and `coco`, `TextDataset` for `tsv`.
 
     Raises
     ------
@@ -100,16 +66,38 @@ def load_dataset(dataset: DataSpec | str, data_dir: str = "", image_size: int = 
     return _load(dataset.dataset, folder, dataset.image_size, str(cache_root()))
 
 
+def load_images(spec: DataSpec) -> ImageDataset:
+    """As `load_dataset`, for a user that classifies images.
+
+    Raises
+    ------
+    DataError
+        Also if the data set has no images.
+    """
+    dataset = load_dataset(spec)
+    if isinstance(dataset, TextDataset):
+        raise DataError(
+            f"dataset={spec.dataset} has sentences and no images to classify; for text set "
+            f'tasks="text@{spec.dataset}" and a method and models for it.'
+        )
+    return dataset
+
+
 @lru_cache(maxsize=8)
-def _load(name: str, data_dir: str, image_size: int, root: str) -> ImageDataset:
+def _load(name: str, data_dir: str, image_size: int, root: str) -> ImageDataset | TextDataset:
     folder = Path(data_dir) if data_dir else None
-    stamp = folders.folder_stamp(folder) if name == "imagefolder" else ""
-    key = hashlib.sha256(f"{_FORMAT}|{data_dir}|{stamp}".encode()).hexdigest()[:12]
+    stamp = _STAMPS[name](folder) if name in _STAMPS else ""
+    version = _FORMAT if name in _BUILDERS else f"task-{_TASK_FORMAT}"
+    key = hashlib.sha256(f"{version}|{data_dir}|{stamp}".encode()).hexdigest()[:12]
     size = str(image_size) if image_size else "own"
     entry = Path(root) / "datasets" / f"{name}-{size}-{key}"
 
     def build(target: Path) -> None:
-        _write(target, name, _BUILDERS[name](folder, image_size, target / "images.npy"))
+        if name in _TEXT_BUILDERS:
+            _write_sentences(target, name, _TEXT_BUILDERS[name](folder))
+            return
+        builder = _BUILDERS.get(name) or _ANNOTATED_BUILDERS[name]
+        _write(target, name, builder(folder, image_size, target / "images.npy"))
 
     return fetch_entry(entry, lambda path: _read(path, name), build)
 
@@ -123,13 +111,23 @@ _BUILDERS: dict[str, Callable[[Path | None, int, Path], RawImages]] = {
     "tiny-imagenet": folders.tiny_imagenet,
     "imagefolder": folders.image_folder,
 }
+_ANNOTATED_BUILDERS: dict[str, Callable[[Path | None, int, Path], RawAnnotated]] = {
+    "scenes": scenes.scenes,
+}
+_TEXT_BUILDERS: dict[str, Callable[[Path | None], RawTexts]] = {"tsv": texts.tsv}
+# What an entry depends on besides the folder's name.
+_STAMPS: dict[str, Callable[[Path | None], str]] = {
+    "imagefolder": folders.folder_stamp,
+    "scenes": scene_items.scene_source,
+    "tsv": texts.file_stamp,
+}
 
 
 def _write(target: Path, name: str, raw: RawImages) -> None:
     """Add labels and description to the image file that the builder wrote."""
     if len(raw.images) == 0:
         raise DataError(f"{name}: found no image at all.")
-    meta = {
+    meta: dict[str, Any] = {
         "train_size": raw.train_size,
         "class_names": list(raw.class_names),
         "shape": list(raw.images.shape),
@@ -137,28 +135,89 @@ def _write(target: Path, name: str, raw: RawImages) -> None:
     digest = hashlib.sha256(json.dumps(meta).encode())
     labels = raw.labels.astype("<i8")
     digest.update(labels.tobytes())
-    for start in range(0, len(raw.images), 4096):  # block by block: the file may exceed memory
-        digest.update(np.ascontiguousarray(raw.images[start : start + 4096]).data)
+    _digest_blocks(digest, raw.images)
     np.save(target / "labels.npy", labels)
+    if isinstance(raw, RawAnnotated):
+        meta |= _write_annotations(target, raw, digest)
     text = json.dumps(meta | {"fingerprint": digest.hexdigest()[:16]}, indent=1)
     (target / "meta.json").write_text(text, encoding="utf-8")
 
 
-def _read(entry: Path, name: str) -> ImageDataset:
+def _write_annotations(target: Path, raw: RawAnnotated, digest: Any) -> dict[str, Any]:
+    """Write what `RawAnnotated` adds and hash it; the masks' file is there already."""
+    held = [name for name in _OPTIONAL if getattr(raw, name) is not None]
+    meta = {"annotated": True, "source": raw.source, "arrays": held}
+    digest.update(json.dumps(meta | {"captions": raw.captions is not None}).encode())
+    for name in held:
+        _digest_blocks(digest, getattr(raw, name))
+        if name != "masks":
+            np.save(target / f"{name}.npy", getattr(raw, name))
+    if raw.captions is not None:
+        digest_texts(digest, raw.captions)
+        write_texts(target, "captions", raw.captions)
+    return meta | {"captions": raw.captions is not None}
+
+
+def _write_sentences(target: Path, name: str, raw: RawTexts) -> None:
+    meta = {"train_size": raw.train_size, "class_names": list(raw.class_names), "text": True}
+    digest = hashlib.sha256(json.dumps(meta).encode())
+    labels = raw.labels.astype("<i8")
+    digest.update(labels.tobytes())
+    digest_texts(digest, raw.sentences)
+    np.save(target / "labels.npy", labels)
+    write_texts(target, "sentences", raw.sentences)
+    text = json.dumps(meta | {"fingerprint": digest.hexdigest()[:16]}, indent=1)
+    (target / "meta.json").write_text(text, encoding="utf-8")
+
+
+def _digest_blocks(digest: Any, array: NDArray[Any]) -> None:
+    for start in range(0, len(array), 4096):  # block by block: the file may exceed memory
+        digest.update(np.ascontiguousarray(array[start : start + 4096]).data)
+
+
+def digest_texts(digest: Any, texts: Sequence[str]) -> None:
+    """Add texts to a hash, each with its length, so that none can run into the next."""
+    for text in texts:
+        encoded = text.encode("utf-8")
+        digest.update(len(encoded).to_bytes(8, "little") + encoded)
+
+
+def _read(entry: Path, name: str) -> ImageDataset | TextDataset:
     meta = json.loads((entry / "meta.json").read_text(encoding="utf-8"))
+    labels = np.asarray(np.load(entry / "labels.npy", mmap_mode="r")).astype(np.int64, copy=False)
+    common: dict[str, Any] = {
+        "name": name,
+        "labels": labels,
+        "train_size": int(meta["train_size"]),
+        "class_names": tuple(meta["class_names"]),
+        "fingerprint": str(meta["fingerprint"]),
+    }
+    if "text" in meta:
+        sentences = read_texts(entry, "sentences")
+        _check(entry, [sentences], len(labels))
+        return TextDataset(sentences=sentences, **common)
     # asarray drops the memmap subclass, whose indexing is slower; the pages stay shared.
     images = np.asarray(np.load(entry / "images.npy", mmap_mode="r"))
-    labels = np.asarray(np.load(entry / "labels.npy", mmap_mode="r"))
     if list(images.shape) != meta["shape"] or len(labels) != len(images):
         raise ValueError(f"{entry} is damaged")
-    return ImageDataset(
-        name=name,
-        images=images,
-        labels=labels.astype(np.int64, copy=False),
-        train_size=int(meta["train_size"]),
-        class_names=tuple(meta["class_names"]),
-        fingerprint=str(meta["fingerprint"]),
-    )
+    if "annotated" not in meta:
+        return ImageDataset(images=images, **common)
+    arrays: dict[str, Any] = dict(_annotations(entry, meta))
+    _check(entry, list(arrays.values()), len(labels))
+    return AnnotatedDataset(images=images, source=meta["source"], **common, **arrays)
+
+
+def _annotations(entry: Path, meta: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name in meta["arrays"]:
+        array = read_array(entry / f"{name}.npy")
+        yield name, array[:, 0] if name == "masks" else array  # masks lie as (N, 1, H, W)
+    if meta["captions"]:
+        yield "captions", read_texts(entry, "captions")
+
+
+def _check(entry: Path, columns: list[Any], rows: int) -> None:
+    if any(len(column) != rows for column in columns):
+        raise ValueError(f"{entry} is damaged")
 
 
 def clear_memory() -> None:

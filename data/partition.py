@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from data import partitioners
 from data.cache import cache_root, fetch_entry
 from data.class_shares import apply_table, check_shares, share_table
-from data.dataset import ImageDataset
+from data.image_dataset import Dataset
 from data.partitioners import Rows
 from data.spec import DataSpec
 
@@ -44,9 +44,7 @@ class ClientIndices:
     test: Rows
 
 
-def partition_indices(
-    spec: DataSpec, dataset: ImageDataset, num_clients: int
-) -> list[ClientIndices]:
+def partition_indices(spec: DataSpec, dataset: Dataset, num_clients: int) -> list[ClientIndices]:
     """Share a dataset's rows among clients; a function of (labels, spec, num_clients) only.
 
     With `test_split="personal"` the official parts are pooled and each client's pool is cut into
@@ -60,7 +58,7 @@ def partition_indices(
     ----------
     spec : DataSpec
         The description.
-    dataset : ImageDataset
+    dataset : Dataset
         The dataset it describes.
     num_clients : int
         Number of clients K.
@@ -80,7 +78,7 @@ def partition_indices(
 
 @lru_cache(maxsize=8)
 def _partition(
-    spec: DataSpec, dataset: ImageDataset, num_clients: int, root: str
+    spec: DataSpec, dataset: Dataset, num_clients: int, root: str
 ) -> tuple[ClientIndices, ...]:
     relevant = (
         _FORMAT,
@@ -103,7 +101,7 @@ def _partition(
     return fetch_entry(Path(root) / "splits" / f"{num_clients}-{key}", _read, build)
 
 
-def compute_split(spec: DataSpec, dataset: ImageDataset, num_clients: int) -> list[ClientIndices]:
+def compute_split(spec: DataSpec, dataset: Dataset, num_clients: int) -> list[ClientIndices]:
     """Compute what `partition_indices` returns, without reading or writing any cache.
 
     Parameters and errors are those of `partition_indices`.
@@ -128,14 +126,14 @@ def compute_split(spec: DataSpec, dataset: ImageDataset, num_clients: int) -> li
     ]
 
 
-def official_rows(spec: DataSpec, dataset: ImageDataset) -> tuple[Rows, Rows]:
+def official_rows(spec: DataSpec, dataset: Dataset) -> tuple[Rows, Rows]:
     """Return the official training and test rows, thinned to `spec.subset` class by class.
 
     Parameters
     ----------
     spec : DataSpec
         Gives `subset` and the seed.
-    dataset : ImageDataset
+    dataset : Dataset
         The dataset.
 
     Returns

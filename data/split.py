@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from data.dataset import ImageDataset
+from data.image_dataset import Dataset, ImageDataset
 from data.spec import DataError
 
 if TYPE_CHECKING:
@@ -24,13 +24,13 @@ class Split:
 
     Attributes
     ----------
-    dataset : ImageDataset
-        The dataset.
+    dataset : Dataset
+        The dataset; an `ImageDataset` but for a `TaskSplit` of sentences.
     indices : NDArray[np.int64]
         (n,) rows of it.
     """
 
-    dataset: ImageDataset
+    dataset: Dataset
     indices: NDArray[np.int64]
 
     def __len__(self) -> int:
@@ -63,11 +63,15 @@ class Split:
 
         Raises
         ------
+        DataError
+            If the dataset has no images.
         IndexError
             If a position is out of range.
         """
         import torch
 
+        if not isinstance(self.dataset, ImageDataset):
+            raise DataError(f"{self.dataset.name} has no images; make a TaskSplit of it.")
         chosen = np.asarray(positions, dtype=np.int64)
         images = self.dataset.images[self.indices[chosen]]
         return torch.from_numpy(images), torch.from_numpy(self.labels[chosen])
@@ -119,6 +123,114 @@ class Split:
             if drop_singletons and len(positions) == 1 and start > 0:
                 return
             yield self.batch(positions)
+
+
+@dataclass(frozen=True, eq=False)
+class TaskSplit(Split):
+    """Some rows of a dataset with the inputs and targets of a task; see `data.task_data`.
+
+    Attributes
+    ----------
+    inputs : NDArray
+        (N, C, S, S) uint8 images or (N, L) int64 tokens, by row of the dataset.
+    targets : NDArray
+        (N,) int64 labels, (N, C) uint8 classes present or (N, S, S) uint8 masks, by row.
+    lookup : NDArray[np.uint8] | None
+        (256,) for masks, what each of their values becomes; None for unchanged.
+    """
+
+    inputs: NDArray[np.uint8] | NDArray[np.int64]
+    targets: NDArray[np.uint8] | NDArray[np.int64]
+    lookup: NDArray[np.uint8] | None = None
+
+    @cached_property
+    def labels(self) -> NDArray[np.int64]:
+        """Labels by position, (n,), where the task has one an example.
+
+        Raises
+        ------
+        DataError
+            If it has several.
+        """
+        if self.targets.ndim != 1:
+            raise DataError(
+                f"{self.dataset.name}: examples of a multi-label or segmentation task have no one "
+                "label; use the targets of a batch."
+            )
+        return self.targets[self.indices].astype(np.int64, copy=False)
+
+    @cached_property
+    def presence(self) -> NDArray[np.uint8]:
+        """Classes in each example of a multi-label or segmentation task, (n, C or 254)."""
+        if self.targets.ndim == 3:
+            return mask_presence(self.targets, self.indices, self.lookup)
+        return self.targets[self.indices].astype(np.uint8, copy=False)
+
+    def class_counts(self) -> dict[int, int]:
+        """Count the examples that a class is present in; classes without one are absent."""
+        if self.targets.ndim == 1:
+            return super().class_counts()
+        counts = self.presence.sum(axis=0, dtype=np.int64)
+        return {int(label): int(counts[label]) for label in np.flatnonzero(counts)}
+
+    def batch(self, positions: Sequence[int] | NDArray[np.int64] | Tensor) -> tuple[Tensor, Tensor]:
+        """Gather examples.
+
+        Parameters
+        ----------
+        positions : Sequence[int] | NDArray[np.int64] | Tensor
+            (B,) positions within this split.
+
+        Returns
+        -------
+        inputs : Tensor
+            (B, C, S, S) uint8 images or (B, L) int64 tokens, a copy, on the CPU.
+        targets : Tensor
+            (B,) int64 labels, (B, C) uint8 classes present, or (B, S, S) uint8 masks.
+
+        Raises
+        ------
+        IndexError
+            If a position is out of range.
+        """
+        import torch
+
+        rows = self.indices[np.asarray(positions, dtype=np.int64)]
+        targets = self.targets[rows]
+        if self.lookup is not None:
+            targets = self.lookup[targets]
+        return torch.from_numpy(self.inputs[rows]), torch.from_numpy(targets)
+
+
+def mask_presence(
+    masks: NDArray[np.uint8] | NDArray[np.int64],
+    rows: NDArray[np.int64],
+    lookup: NDArray[np.uint8] | None = None,
+) -> NDArray[np.uint8]:
+    """Find which classes have a pixel in which mask.
+
+    Parameters
+    ----------
+    masks : NDArray[np.uint8]
+        (N, S, S): 0 background, 1 + c class c, 255 ignore.
+    rows : NDArray[np.int64]
+        (n,) the masks to look at.
+    lookup : NDArray[np.uint8] | None
+        (256,) what each value becomes first.
+
+    Returns
+    -------
+    presence : NDArray[np.uint8]
+        (n, 254) by class.
+    """
+    found = np.zeros((len(rows), 256), dtype=np.uint8)
+    for start in range(0, len(rows), 512):  # in blocks: each pixel takes 8 bytes here
+        block = masks[rows[start : start + 512]].reshape(-1, masks[0].size)
+        values = block if lookup is None else lookup[block]
+        numbered = values + 256 * np.arange(len(values))[:, None]
+        counts = np.bincount(numbered.ravel(), minlength=256 * len(values))
+        found[start : start + 512] = counts.reshape(-1, 256) > 0
+    return found[:, 1:255]
 
 
 def normalise(images: Tensor) -> Tensor:

@@ -1,0 +1,207 @@
+"""Unlabelled public data that all clients hold alike and refer to by index.
+
+Item i is the same picture on all clients, whatever number of channels and size their models take;
+`PublicData.fingerprint` is what they compare. Labels are not kept: no method may read them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data.annotated import AnnotatedDataset, Texts, read_array, read_texts, write_texts
+from data.cache import cache_root, fetch_entry
+from data.dataset import digest_texts, load_dataset
+from data.image_dataset import ImageDataset
+from data.raw import write_array
+from data.scene_items import fashion_folder, load_items, scene_source
+from data.scenes import draw_scenes
+from data.spec import DataError, DataSpec
+
+# Raise it when public items change, so that old entries are not read.
+_FORMAT = 1
+_SEED = 5_000
+# Sets whose pictures have all sizes: read at the size wanted, identified at a common one.
+_OF_ANY_SIZE = ("imagefolder", "voc", "coco")
+_COMMON_SIZE = 64
+_LUMA = np.array([299, 587, 114], dtype=np.int64)  # thousandths, ITU-R BT.601
+
+
+@dataclass(frozen=True, eq=False)
+class PublicData:
+    """Public items, index-aligned over all clients.
+
+    Attributes
+    ----------
+    images : NDArray[np.uint8]
+        (P, C, S, S), read-only, memory-mapped.
+    captions : Sequence[str] | None
+        (P,) one sentence a picture, where the data set has them.
+    fingerprint : str
+        16 hexadecimal digits over source pixels and captions; the same for all C and S.
+    source : str
+        What the pictures are, for messages: "scenes of fashion-mnist", "cifar10".
+    """
+
+    images: NDArray[np.uint8]
+    captions: Sequence[str] | None
+    fingerprint: str
+    source: str
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+
+def load_public(
+    name: str, size: int, channels: int, image_size: int, data_dir: str = ""
+) -> PublicData:
+    """Open the public data, building its cache entry on the first use on this machine.
+
+    `scenes` are drawn from another stream than the private scenes, of official training images
+    only. Of any other data set they are the first `size` rows of a fixed permutation of its
+    official training rows.
+
+    Parameters
+    ----------
+    name : str
+        A name in `DATASETS` that has images.
+    size : int
+        Number of items P.
+    channels : int
+        1 for grey, 3 for colour, converted where the source differs; 0 for the source's own.
+    image_size : int
+        Side in pixels, resized from the source; 0 for the source's own.
+    data_dir : str (default: "")
+        Where the data set's files lie; empty for the standard places.
+
+    Returns
+    -------
+    public : PublicData
+        The same object for the same arguments within a process.
+
+    Raises
+    ------
+    DataError
+        If the data set is missing, has no images, or fewer training rows than `size`.
+    """
+    if size < 1 or channels not in (0, 1, 3):
+        raise DataError(
+            f"public-size={size}, channels={channels}: accepted is a size from 1, and 1 or 3 "
+            "channels (0 for the source's own)."
+        )
+    # Checks name and size too.
+    spec = DataSpec(dataset=name, data_dir=data_dir, image_size=image_size)
+    folder = str(Path(data_dir).expanduser().absolute()) if data_dir else ""
+    return _load(spec, size, channels, folder, str(cache_root()))
+
+
+@lru_cache(maxsize=8)
+def _load(spec: DataSpec, size: int, channels: int, folder: str, root: str) -> PublicData:
+    wanted = size, spec.image_size
+    if spec.dataset == "scenes":
+        place = Path(folder) if folder else None
+        source = f"scenes of {scene_source(place)}"
+        key = f"{source}|{fashion_folder(place)}"
+    else:
+        dataset, common, rows = _chosen(spec, size)
+        source, key = spec.dataset, f"{dataset.fingerprint}|{common.fingerprint}"
+    key = hashlib.sha256(f"{_FORMAT}|{key}|{wanted}|{channels == 1}".encode()).hexdigest()[:16]
+
+    def build(target: Path) -> None:
+        if spec.dataset == "scenes":
+            drawn = draw_scenes(load_items(place, target), "public", size)
+            _write(target, drawn.images[:, None], drawn.images, drawn.captions, spec, channels)
+        else:
+            captions = _captions(dataset, rows)
+            _write(target, dataset.images[rows], common.images[rows], captions, spec, channels)
+
+    entry = Path(root) / "public" / f"{spec.dataset}-{size}-{key}"
+    images, texts, fingerprint = fetch_entry(entry, _read, build)
+    if channels == 3 and images.shape[1] == 1:
+        # Three times the same plane, without its bytes three times.
+        images = np.broadcast_to(images, (size, 3, *images.shape[2:]))
+    return PublicData(images, texts, fingerprint, source)
+
+
+def _chosen(spec: DataSpec, size: int) -> tuple[ImageDataset, ImageDataset, NDArray[np.int64]]:
+    """Return the data set, its form that the fingerprint is of, and the rows."""
+    at_size = spec.image_size if spec.dataset in _OF_ANY_SIZE else 0
+    dataset = load_dataset(spec.dataset, spec.data_dir, at_size or _own_size(spec.dataset))
+    common = load_dataset(spec.dataset, spec.data_dir, _own_size(spec.dataset))
+    if not isinstance(dataset, ImageDataset) or not isinstance(common, ImageDataset):
+        raise DataError(
+            f"public-dataset={spec.dataset} has no images; text clients read the captions of "
+            "public images: set public-dataset=scenes."
+        )
+    if size > dataset.train_size:
+        raise DataError(
+            f"public-size={size}: {spec.dataset} has {dataset.train_size} training images; set "
+            f"public-size={dataset.train_size} or less, or another public-dataset."
+        )
+    order = np.random.default_rng(_SEED).permutation(dataset.train_size)
+    return dataset, common, order[:size]
+
+
+def _own_size(name: str) -> int:
+    return _COMMON_SIZE if name in _OF_ANY_SIZE else 0
+
+
+def _captions(dataset: ImageDataset, rows: NDArray[np.int64]) -> list[str] | None:
+    if not isinstance(dataset, AnnotatedDataset) or dataset.captions is None:
+        return None
+    return [dataset.captions[int(row)] for row in rows]
+
+
+def _write(
+    target: Path,
+    images: NDArray[np.uint8],
+    source: NDArray[np.uint8],
+    captions: Sequence[str] | None,
+    spec: DataSpec,
+    channels: int,
+) -> None:
+    digest = hashlib.sha256(json.dumps([spec.dataset, list(source.shape)]).encode())
+    digest.update(np.ascontiguousarray(source).data)
+    if captions is not None:
+        digest_texts(digest, captions)
+        write_texts(target, "captions", captions)
+    if channels == 1 and images.shape[1] == 3:
+        images = to_grey(images)
+    written = write_array(images, spec.image_size, target / "images.npy")
+    meta = {
+        "shape": list(written.shape),
+        "captions": captions is not None,
+        "fingerprint": digest.hexdigest()[:16],
+    }
+    (target / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
+
+
+def _read(entry: Path) -> tuple[NDArray[np.uint8], Texts | None, str]:
+    meta = json.loads((entry / "meta.json").read_text(encoding="utf-8"))
+    images = read_array(entry / "images.npy")
+    captions = read_texts(entry, "captions") if meta["captions"] else None
+    if list(images.shape) != meta["shape"] or (captions and len(captions) != len(images)):
+        raise ValueError(f"{entry} is damaged")
+    return images, captions, str(meta["fingerprint"])
+
+
+def to_grey(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Turn colour (P, 3, S, S) into grey (P, 1, S, S), in whole numbers."""
+    grey = np.empty((len(images), 1, *images.shape[2:]), dtype=np.uint8)
+    for start in range(0, len(images), 512):  # in blocks: a pixel takes 24 bytes here
+        planes = images[start : start + 512].astype(np.int64)
+        light = np.einsum("nchw,c->nhw", planes, _LUMA)
+        grey[start : start + 512, 0] = (light + 500) // 1000
+    return grey
+
+
+def clear_memory() -> None:
+    """Forget the public data this process has open; files stay."""
+    _load.cache_clear()
