@@ -3,7 +3,7 @@
 | task | targets | loss | score |
 |---|---|---|---|
 | classification, text | class ids (N,) | cross entropy | accuracy |
-| multilabel | presence (N, C) of 0 and 1 | binary cross entropy, mean over N and C | mean AP |
+| multilabel | presence (N, C), 255 = ignore | binary cross entropy, mean over N, C | mean AP |
 | segmentation | masks (N, S, S), 255 = ignore | cross entropy a pixel | mean IoU |
 """
 
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 IGNORE = 255
-"""Mask value of pixels that neither train nor count."""
+"""Target value of what neither trains nor counts: unknown classes, pixels of an edge."""
 
 Loss = Callable[[Tensor, Tensor], dict[str, Tensor]]
 
@@ -30,8 +30,10 @@ def task_loss(task: str, model: nn.Module) -> Loss:
         return {"loss_ce": F.cross_entropy(model(inputs), targets)}
 
     def binary(inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        logits = model(inputs)
-        return {"loss_bce": F.binary_cross_entropy_with_logits(logits, targets.to(logits.dtype))}
+        logits, known = model(inputs), targets != IGNORE
+        present = (targets == 1).to(logits.dtype)
+        each = F.binary_cross_entropy_with_logits(logits, present, reduction="none")
+        return {"loss_bce": (each * known).sum() / known.sum().clamp(min=1)}
 
     def pixelwise(inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         logits, wanted = model(inputs), targets.long()
@@ -92,9 +94,11 @@ class MeanAveragePrecision:
             return None
         from sklearn.metrics import average_precision_score
 
-        scores, present = torch.cat(self._scores).numpy(), torch.cat(self._targets).numpy()
-        classes = np.flatnonzero(present.any(axis=0))
-        values = [average_precision_score(present[:, c], scores[:, c]) for c in classes]
+        scores, targets = torch.cat(self._scores).numpy(), torch.cat(self._targets).numpy()
+        values = []
+        for c in np.flatnonzero((targets == 1).any(axis=0)):
+            known = targets[:, c] != IGNORE
+            values.append(average_precision_score(targets[known, c] == 1, scores[known, c]))
         return float(np.mean(values)) if values else None
 
 
@@ -129,4 +133,6 @@ class MeanIoU:
 
 def new_score(task: str) -> Score:
     """Return an empty score of a task."""
-    return {"multilabel": MeanAveragePrecision, "segmentation": MeanIoU}.get(task, Accuracy)()
+    if task == "multilabel":
+        return MeanAveragePrecision()
+    return MeanIoU() if task == "segmentation" else Accuracy()

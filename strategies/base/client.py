@@ -71,7 +71,8 @@ class ClientContext:
     @property
     def dims(self) -> dict[str, int]:
         """Sizes of the named dimensions that payloads are declared with."""
-        return {"d": self.run.feature_dim, "C": self.data.num_classes}
+        sizes = {"d": self.run.feature_dim, "C": self.data.num_classes}
+        return sizes | {"P": self.run.public_size}
 
     @property
     def shape(self) -> InputShape:

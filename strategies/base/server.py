@@ -160,7 +160,8 @@ class ServerHalf(Strategy, Generic[ServerState]):
         card = next(iter(self.cards.values()), None)  # `admit` saw to it that all agree
         if card is None:
             raise RosterError("no client is known yet, so neither is the number of classes")
-        return {"d": self.run.feature_dim, "C": card.num_classes}
+        sizes = {"d": self.run.feature_dim, "C": card.num_classes}
+        return sizes | {"P": self.run.public_size}
 
     def generator(self, server_round: int, purpose: str) -> Any:
         """Return the server's private torch generator for one round and purpose."""
