@@ -34,7 +34,14 @@ The rules, which `tests/contract/test_models.py` checks for every registered mod
   torch's ``meta`` device before it loads the weights;
 - the forward pass uses every parameter;
 - buffers are persistent, so that the ``state_dict`` is the whole model;
-- subclass `SplittableBackbone` (``stem``, ``body``) to let FedIN cut the model.
+- subclass `SplittableBackbone` (``stem``, ``body``) to let FedIN cut the model;
+- a method ``maps``, images to ``(N, raw_dim, h, w)`` whose mean over h and w is ``forward``, lets
+  the model segment.
+
+Clients with tasks of their own (the key ``tasks``) get a `TaskModel` from `build_task_model`
+instead: the same backbones, a projection to the width of the shared representations, and the
+task's head. Text models read token ids; register yours with ``modality="text"``, its function then
+takes a `TextShape`.
 
 To contribute a model with a name of its own, put ``@register_model("tiny", description="...")``
 above the function in a file of this package and import that file below; the contract test then
@@ -42,7 +49,7 @@ covers it with no new test code. ``adapter=False`` keeps the raw width: no mappi
 method that needs another width refuses the client at the roll call.
 """
 
-from models import cnn, resnet, vision  # noqa: F401  (their models register on import)
+from models import cnn, resnet, segmentation, text, vision, vit  # noqa: F401  (they register)
 from models.base import (
     Backbone,
     InputShape,
@@ -50,12 +57,15 @@ from models.base import (
     SplitModel,
     Splittable,
     SplittableBackbone,
+    TextShape,
     count_parameters,
 )
 from models.build import build_model
 from models.groups import GROUPS, assign_model, resolve_models
 from models.mapping import MAPPINGS, build_mapping
 from models.registry import ModelInfo, list_models, model_info, register_model
+from models.task_model import TaskModel, build_task_model
+from models.tokens import Tokenise, hash_tokens, text_shape_of, tokeniser_of
 
 __all__ = [
     "GROUPS",
@@ -67,12 +77,19 @@ __all__ = [
     "SplitModel",
     "Splittable",
     "SplittableBackbone",
+    "TaskModel",
+    "TextShape",
+    "Tokenise",
     "assign_model",
     "build_mapping",
     "build_model",
+    "build_task_model",
     "count_parameters",
+    "hash_tokens",
     "list_models",
     "model_info",
     "register_model",
     "resolve_models",
+    "text_shape_of",
+    "tokeniser_of",
 ]

@@ -47,8 +47,39 @@ class InputShape:
         )
 
 
+@dataclass(frozen=True)
+class TextShape:
+    """What a text data set asks of a model: token ids ``(N, length)`` go in, class scores come out.
+
+    Attributes
+    ----------
+    vocabulary : int
+        Token ids are below it; 0 is padding.
+    length : int
+        Tokens of an example, padding included.
+    num_classes : int
+        Width of the head's output, C.
+    """
+
+    vocabulary: int
+    length: int
+    num_classes: int
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value < 1:
+                raise ModelError(f"text shape: {name}={value!r}, must be 1 or more")
+
+    def __str__(self) -> str:
+        return f"texts of {self.length} tokens out of {self.vocabulary}, {self.num_classes} classes"
+
+
 class Backbone(nn.Module):
     """Base for architectures: images ``(N, channels, S, S)`` to raw features ``(N, raw_dim)``.
+
+    Those for text read token ids ``(N, length)`` instead. One that has a method ``maps`` too,
+    images to feature maps ``(N, raw_dim, h, w)`` whose mean over h and w is ``forward``, serves
+    segmentation.
 
     Subclassing is a convenience: `build_model` takes any ``nn.Module`` with an integer ``raw_dim``.
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from models.base import InputShape, ModelError, SplitModel, Splittable, SplittableBackbone
+from models.base import (
+    InputShape,
+    ModelError,
+    SplitModel,
+    Splittable,
+    SplittableBackbone,
+    TextShape,
+)
 from models.mapping import build_mapping
-from models.registry import BackboneFactory, ModelInfo, model_info
+from models.registry import ModelInfo, list_models, model_info
 
-_TRIED: set[tuple[BackboneFactory, InputShape]] = set()
+_TRIED: set[Hashable] = set()
 
 
 def build_model(
@@ -51,12 +59,17 @@ def build_model(
     Raises
     ------
     ModelError
-        Unknown name, a backbone without the contract, or images that do not fit the model.
+        Unknown name, a model that reads text, a backbone without the contract, or images that do
+        not fit the model.
     """
     info = model_info(name)
-    with nullcontext() if seed is None else _private_stream(seed):
-        backbone = _build_backbone(info, shape)
-        raw_dim = _raw_dim(name, backbone)
+    if info.modality != "image":
+        raise ModelError(
+            f"model {name!r} reads {info.modality}, and here images are classified; give the "
+            f"client a task with text (key tasks), or one of {', '.join(list_models('cnn*'))}, ..."
+        )
+    with nullcontext() if seed is None else private_stream(seed):
+        backbone, raw_dim = build_backbone(info, shape, lora_rank=0)
         if mapping == "none" or not info.adapter:
             mapping, feature_dim = "none", raw_dim
         kind = Splittable if isinstance(backbone, SplittableBackbone) else SplitModel
@@ -68,66 +81,112 @@ def build_model(
             feature_dim=feature_dim,
             num_classes=shape.num_classes,
         )
-    trial = (info.factory, shape)
-    if trial not in _TRIED:  # half the cost of a skeleton, so once per process is enough
-        _try_forward(model, shape)
-        _TRIED.add(trial)
+    try_backbone(info, model, backbone, shape, raw_dim)
     return model
 
 
 @contextmanager
-def _private_stream(seed: int) -> Iterator[None]:
+def private_stream(seed: int) -> Iterator[None]:
     """Draw from a fresh stream inside; leave torch's global CPU stream as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs too
         yield
 
 
-def _build_backbone(info: ModelInfo, shape: InputShape) -> nn.Module:
-    """Call the factory; report its failure with the model's name."""
+def build_backbone(
+    info: ModelInfo, shape: InputShape | TextShape, lora_rank: int
+) -> tuple[nn.Module, int]:
+    """Call the factory and return the backbone and its ``raw_dim``.
+
+    `lora_rank` is passed to models that take adapters; 0 trains all weights.
+
+    Raises
+    ------
+    ModelError
+        The factory failed, or its backbone lacks the contract.
+    """
+    extra = {"place": info.place, "lora_rank": lora_rank} if info.pretrained else {}
     try:
-        backbone = info.factory(shape)
+        backbone = info.factory(shape, **extra)
     except Exception as cause:  # a user's factory may raise anything
         raise ModelError(f"model {info.name!r} cannot be built for {shape}: {cause}") from cause
     if not isinstance(backbone, nn.Module):
         raise ModelError(
             f"model {info.name!r}: its factory returned {type(backbone).__name__}, not an nn.Module"
         )
-    return backbone
-
-
-def _raw_dim(name: str, backbone: nn.Module) -> int:
-    """Read the one attribute the backbone contract asks for."""
     raw_dim = getattr(backbone, "raw_dim", None)
     if not isinstance(raw_dim, int) or raw_dim < 1:
         raise ModelError(
-            f"model {name!r}: backbone {type(backbone).__name__} has raw_dim={raw_dim!r}; set "
+            f"model {info.name!r}: backbone {type(backbone).__name__} has raw_dim={raw_dim!r}; set "
             "self.raw_dim to the width of the feature vector it returns"
         )
-    return raw_dim
+    return backbone, raw_dim
 
 
-def _try_forward(model: SplitModel, shape: InputShape) -> None:
-    """Run the backbone once on two blank images: one error now instead of one in round 1."""
-    parameter = next(model.parameters())  # the head always has some
-    images = torch.zeros(
-        2, shape.channels, shape.image_size, shape.image_size, device=parameter.device
-    )
-    expected = (2, model.raw_dim)
-    model.eval()  # BatchNorm statistics and dropout's random stream stay untouched
+def try_backbone(
+    info: ModelInfo,
+    model: nn.Module,
+    backbone: Any,
+    shape: InputShape | TextShape,
+    raw_dim: int,
+    *,
+    maps: bool = False,
+) -> None:
+    """Run a model's backbone, and its ``maps`` if wanted, once on two blank examples.
+
+    One error now instead of one in round 1. It is half the cost of a skeleton, so a backbone is
+    tried once in a process for every shape. The model is in training mode afterwards.
+
+    Raises
+    ------
+    ModelError
+        The examples do not fit the model, or what it returns is not as wide as it says.
+    """
+    trial = (info.factory, info.place, shape, maps)
+    if trial in _TRIED:
+        return
+    inputs = _blank(shape, next(model.parameters()).device)  # the head always has some
+    features: object = None
+    model.eval()  # BatchNorm statistics stay untouched
     try:
         with torch.no_grad():
-            raw = model.backbone(images)
+            raw = backbone(inputs)
+            features = backbone.maps(inputs) if maps else None
     except Exception as cause:  # a user's forward may raise anything
         raise ModelError(
-            f"model {model.name!r} does not run on {shape}: {cause}; choose a model for this "
+            f"model {info.name!r} does not run on {shape}: {cause}; choose a model for this "
             "image size and these channels, or resize the images"
         ) from cause
     finally:
         model.train()
-    got = tuple(raw.shape) if isinstance(raw, Tensor) else type(raw).__name__
-    if got != expected:
+    _check(info.name, raw, (2, raw_dim), shape, "raw_dim must be the width of a flat vector")
+    if maps:
+        wanted = (2, raw_dim, *_shape_of(features)[2:4])
+        _check(info.name, features, wanted, shape, "maps must be (N, raw_dim, h, w)")
+    _TRIED.add(trial)
+
+
+def _blank(shape: InputShape | TextShape, device: torch.device) -> Tensor:
+    """Make two examples: black images, or texts of one word repeated."""
+    if isinstance(shape, TextShape):
+        return torch.ones(2, shape.length, dtype=torch.int64, device=device)
+    return torch.zeros(2, shape.channels, shape.image_size, shape.image_size, device=device)
+
+
+def _shape_of(value: object) -> tuple[int, ...]:
+    return tuple(value.shape) if isinstance(value, Tensor) else ()
+
+
+def _check(
+    name: str,
+    value: object,
+    expected: tuple[int, ...],
+    shape: InputShape | TextShape,
+    rule: str,
+) -> None:
+    if _shape_of(value) != expected or not isinstance(value, Tensor):
+        got = _shape_of(value) if isinstance(value, Tensor) else type(value).__name__
         raise ModelError(
-            f"model {model.name!r}: backbone returned {got} for 2 images of {shape}, expected a "
-            f"tensor {expected}; raw_dim must be the width of a flat feature vector"
+            f"model {name!r}: backbone returned {got} for 2 examples of {shape}, expected a "
+            f"tensor {expected}; {rule}"
         )

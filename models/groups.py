@@ -6,6 +6,9 @@
 ``"0=cnn1, 1=vit-b16, *=cnn2"``  a map from client id; ``*`` stands for all other clients
 =============================  ===================================================================
 
+A model of the extra ``hf`` may name a place with pretrained weights: ``hf-vit@FOLDER`` or
+``hf-vit@HUB-NAME``. Such a place cannot hold a comma or an equals sign.
+
 A group name stands alone. ``cnn5`` is both the group of five and its smallest member: alone it is
 the group, inside a list or a map it is the model. ``"*=cnn5"`` gives all clients that model.
 """
@@ -14,6 +17,8 @@ from __future__ import annotations
 
 from models.base import ModelError
 from models.registry import model_info
+
+_SETUP_1 = ("vit-tiny", "resnet10-w4", "vit-small", "cnn5", "vit-tiny", "resnet14-w4")
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "cnn5": ("cnn1", "cnn2", "cnn3", "cnn4", "cnn5"),
@@ -30,8 +35,11 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "vit-b16",
         "vit-b32",
     ),
+    "setup1": _SETUP_1,
+    "setup2": (*_SETUP_1, "seg-small", "seg-large", "text-small", "text-large"),
 }
-"""Named lists: FedMRL's five CNNs, FedIN's five ResNets, HtFLlib's ten unlike models."""
+"""Named lists: FedMRL's five CNNs, FedIN's five ResNets, HtFLlib's ten unlike models; and models
+for the groups of tasks of the same names in `data.tasks`, which have FedMuscle's shape."""
 
 _OTHERS = "*"
 

@@ -6,19 +6,24 @@ import difflib
 import fnmatch
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from torch import nn
 
-from models.base import InputShape, ModelError
+from models.base import ModelError
 
-BackboneFactory = Callable[[InputShape], nn.Module]
-"""Makes a backbone for a data set; the module must have an integer ``raw_dim``."""
+BackboneFactory = Callable[..., nn.Module]
+"""Makes a backbone for a data set from its `InputShape` (for text: `TextShape`); the module must
+have an integer ``raw_dim``. One registered with ``pretrained=True`` also takes the keywords
+``place`` and ``lora_rank``."""
 
 _Factory = TypeVar("_Factory", bound=BackboneFactory)
 
 HOW_TO_LIST = "list all models with `python -m models`"
+
+MODALITIES = ("image", "text")
+"""What a model can read."""
 
 
 @dataclass(frozen=True)
@@ -36,19 +41,34 @@ class ModelInfo:
     adapter : bool
         False when the model must be used without a mapping: its feature width is then its raw
         width, and a method that needs another width refuses the client at the roll call.
+    modality : {"image", "text"}
+        What the backbone reads.
+    pretrained : bool
+        Whether ``name@place`` loads pretrained weights from a place, and low-rank adapters can be
+        added; needs the extra ``hf``.
+    place : str
+        A local folder or a name on the hub; empty for random initial weights.
     """
 
     name: str
     factory: BackboneFactory
     description: str
     adapter: bool = True
+    modality: str = "image"
+    pretrained: bool = False
+    place: str = ""
 
 
 _REGISTRY: dict[str, ModelInfo] = {}
 
 
 def register_model(
-    name: str, *, description: str, adapter: bool = True
+    name: str,
+    *,
+    description: str,
+    adapter: bool = True,
+    modality: str = "image",
+    pretrained: bool = False,
 ) -> Callable[[_Factory], _Factory]:
     """Register a backbone factory under a name.
 
@@ -60,6 +80,10 @@ def register_model(
         One line for listings.
     adapter : bool, default True
         See `ModelInfo`.
+    modality : {"image", "text"}, default "image"
+        What the backbone reads: images ``(N, channels, S, S)`` or token ids ``(N, length)``.
+    pretrained : bool, default False
+        See `ModelInfo`.
 
     Returns
     -------
@@ -69,10 +93,13 @@ def register_model(
     Raises
     ------
     ModelError
-        The name is taken, or holds a sign that the key ``models`` could not carry.
+        The name is taken, or holds a sign that the key ``models`` could not carry; or the modality
+        is unknown.
     """
     if not name or not all(sign.isalnum() or sign in "-._" for sign in name):
         raise ModelError(f"model name {name!r}: use letters, digits and -._ only")
+    if modality not in MODALITIES:
+        raise ModelError(f"model {name!r}: modality={modality!r}; use {' or '.join(MODALITIES)}")
 
     def register(factory: _Factory) -> _Factory:
         if name in _REGISTRY:
@@ -80,31 +107,38 @@ def register_model(
             raise ModelError(
                 f"model {name!r} is already registered by {owner!r}; choose another name"
             )
-        _REGISTRY[name] = ModelInfo(name, factory, description, adapter)
+        _REGISTRY[name] = ModelInfo(name, factory, description, adapter, modality, pretrained)
         return factory
 
     return register
 
 
-def list_models(pattern: str = "*") -> tuple[str, ...]:
+def list_models(pattern: str = "*", modality: str | None = None) -> tuple[str, ...]:
     """Return the registered names that match a shell pattern, in order of registration.
+
+    With a modality, "image" or "text", only the models that read it.
 
     Examples
     --------
     >>> list_models("cnn*")
     ('cnn1', 'cnn2', 'cnn3', 'cnn4', 'cnn5')
     """
-    return tuple(name for name in _REGISTRY if fnmatch.fnmatchcase(name, pattern))
+    return tuple(
+        name
+        for name, info in _REGISTRY.items()
+        if fnmatch.fnmatchcase(name, pattern) and modality in (None, info.modality)
+    )
 
 
 def model_info(name: str) -> ModelInfo:
-    """Look up a registered name or a user's ``"package.module:factory"``.
+    """Look up a registered name, one with a place, or a user's ``"package.module:factory"``.
 
     Parameters
     ----------
     name : str
-        A name of `list_models`, or the address of a factory that Python can import where the
-        model is built.
+        A name of `list_models`; ``"name@place"`` for pretrained weights from a place, which is
+        looked at only when the model is built; or the address of a factory that Python can import
+        where the model is built.
 
     Returns
     -------
@@ -118,6 +152,9 @@ def model_info(name: str) -> ModelInfo:
     """
     if name in _REGISTRY:
         return _REGISTRY[name]
+    family, at, place = name.partition("@")
+    if at:
+        return _placed_model(name, family, place)
     if ":" in name:
         return _user_model(name)
     # "ResNet18", "resnet_18" and "vit_b16" are the usual slips: compare without case and signs.
@@ -129,6 +166,22 @@ def model_info(name: str) -> ModelInfo:
         f"model {name!r} is unknown; {advice}{HOW_TO_LIST}, "
         "or name your own backbone as 'package.module:factory'"
     )
+
+
+def _placed_model(name: str, family: str, place: str) -> ModelInfo:
+    """Look up ``"family@place"``."""
+    able = [info.name for info in _REGISTRY.values() if info.pretrained]
+    if family not in able:
+        raise ModelError(
+            f"model {name!r}: {family!r} loads no pretrained weights; those that do are "
+            f"{', '.join(able)}"
+        )
+    if not place:
+        raise ModelError(
+            f"model {name!r}: no place after @; write {family}@FOLDER or {family}@HUB-NAME, or "
+            f"{family} alone for random initial weights"
+        )
+    return replace(_REGISTRY[family], name=name, place=place)
 
 
 def _user_model(address: str) -> ModelInfo:
@@ -152,5 +205,6 @@ def _user_model(address: str) -> ModelInfo:
             f"({found}); define `def {attribute}(shape: InputShape) -> nn.Module`"
         )
     registered = next((info for info in _REGISTRY.values() if info.factory is factory), None)
-    adapter = registered.adapter if registered else True
-    return ModelInfo(address, factory, f"user's {attribute} of {module_name}", adapter)
+    if registered:
+        return replace(registered, name=address)
+    return ModelInfo(address, factory, f"user's {attribute} of {module_name}")

@@ -44,7 +44,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(
     scope="module",
-    params=[(name, shape) for name in list_models() for shape in SHAPES],
+    params=[(name, shape) for name in list_models(modality="image") for shape in SHAPES],
     ids=lambda case: f"{case[0]}-{case[1].image_size}px",
 )
 def case(request: pytest.FixtureRequest) -> tuple[SplitModel, InputShape]:
@@ -93,6 +93,17 @@ def test_forward_is_the_head_of_the_features(case: tuple[SplitModel, InputShape]
     torch.testing.assert_close(model.head(features), logits)
     if isinstance(model, Splittable):
         torch.testing.assert_close(model.body(model.stem(x)), features)
+
+
+@torch.no_grad()
+def test_maps_have_the_feature_as_their_mean(case: tuple[SplitModel, InputShape]) -> None:
+    model, shape = case
+    if not hasattr(model.backbone, "maps"):
+        return  # this backbone does not segment
+    model.eval()
+    maps = model.backbone.maps(images(shape))
+    assert maps.shape[:2] == (2, model.raw_dim)
+    torch.testing.assert_close(maps.mean((2, 3)), model.backbone(images(shape)))
 
 
 @torch.no_grad()

@@ -1,0 +1,92 @@
+"""From sentences to token ids ``(N, L)``, for the text model that will read them; 0 is padding."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.base import ModelError, TextShape
+from models.registry import ModelInfo, list_models, model_info
+
+Tokenise = Callable[[Sequence[str]], NDArray[np.int64]]
+"""Sentences to token ids ``(N, L)``, 0 for padding."""
+
+VOCABULARY = 4096
+LENGTH = 32
+
+_WORD = re.compile(r"\w+")
+
+
+def hash_tokens(
+    sentences: Sequence[str], vocabulary: int = VOCABULARY, length: int = LENGTH
+) -> NDArray[np.int64]:
+    """Give words numbers by a hash, so that no vocabulary has to be agreed on or shared.
+
+    A word is a run of letters, digits and underscores in lower case; its id is
+    ``1 + crc32(word in UTF-8) mod (vocabulary - 1)``. Two words may share an id.
+
+    Parameters
+    ----------
+    sentences : sequence of str
+        N texts.
+    vocabulary : int, default 4096
+        Ids are below it; 2 or more.
+    length : int, default 32
+        Words kept of a text, the first ones; shorter texts are filled up with 0.
+
+    Returns
+    -------
+    NDArray of int64, ``(N, length)``
+
+    Raises
+    ------
+    ModelError
+        A vocabulary below 2 or a length below 1.
+    """
+    if vocabulary < 2 or length < 1:
+        raise ModelError(
+            f"tokens: vocabulary={vocabulary!r} must be 2 or more, length={length!r} 1 or more"
+        )
+    tokens = np.zeros((len(sentences), length), np.int64)
+    for row, sentence in zip(tokens, sentences, strict=True):
+        words = _WORD.findall(sentence.lower())[:length]
+        row[: len(words)] = [1 + zlib.crc32(w.encode()) % (vocabulary - 1) for w in words]
+    return tokens
+
+
+def tokeniser_of(model_name: str) -> Tokenise:
+    """Return the tokeniser of a text model: its own if it is pretrained, else `hash_tokens`.
+
+    Raises
+    ------
+    ModelError
+        The model is unknown or reads images, or its place holds no tokeniser that fits.
+    """
+    _text_model(model_name)
+    return hash_tokens
+
+
+def text_shape_of(model_name: str, num_classes: int) -> TextShape:
+    """Return what a text model reads, by its tokeniser.
+
+    Raises
+    ------
+    ModelError
+        As `tokeniser_of`.
+    """
+    _text_model(model_name)
+    return TextShape(VOCABULARY, LENGTH, num_classes)
+
+
+def _text_model(name: str) -> ModelInfo:
+    info = model_info(name)
+    if info.modality != "text":
+        raise ModelError(
+            f"model {name!r} reads images and has no tokeniser; text models are "
+            f"{', '.join(list_models(modality='text'))}"
+        )
+    return info
