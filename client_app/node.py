@@ -11,9 +11,15 @@ from typing import Any
 import torch
 from flwr.app import Context
 
-from data import ClientData, load_client_data, load_device_data
+from data import (
+    ClientData,
+    load_client_data,
+    load_device_data,
+    load_device_task_data,
+    load_task_data,
+)
 from data.tasks import TaskSpec, assign_task, parse_task, parse_tasks
-from models import assign_model, model_info
+from models import assign_model, model_info, tokeniser_of
 from strategies.base.client import ClientContext
 from strategies.base.options import ConfigError, unknown_key
 from strategies.base.run_config import DEVICE, NAME, RunConfig, parse_run_config
@@ -132,9 +138,6 @@ def _task_data(
     spec, folder = run.data_spec, node.get("data-dir")
     dataset = task.dataset or str(node.get("dataset", run.dataset))
     task = dataclasses.replace(task, dataset=dataset)
-    from data import load_device_task_data, load_task_data
-    from models import tokeniser_of
-
     tokenise = tokeniser_of(model_name) if task.task == "text" else None
     if folder:
         spec = dataclasses.replace(spec, data_dir=str(folder))

@@ -1,8 +1,8 @@
 """Local (standalone) training: every client keeps training its own model, nothing is exchanged.
 
 The reference against which every federated method is measured. Uplink and downlink carry no
-arrays; the server holds nothing. Order of a round on a client: train with cross entropy,
-continuing from the last round's model.
+arrays; the server holds nothing. Order of a round on a client: train with the loss of its task
+(cross entropy where the run names none), continuing from the last round's model.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from client_app.training import cross_entropy_of, train_epochs
-from models import SplitModel
+from client_app.tasks import task_loss
+from client_app.training import train_epochs
+from models import SplitModel, TaskModel
 from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.exchange import ClientUpdate
 from strategies.base.method import Method, register
@@ -42,21 +43,24 @@ class ServerState:
 
 @dataclasses.dataclass
 class ClientState:
-    """The personal model."""
+    """The personal model; one for its task where the run names tasks."""
 
-    model: SplitModel
+    model: SplitModel | TaskModel
 
 
 class Client(ClientHalf[ClientState, Downlink, Uplink]):
     """Client half: cross entropy on the local data."""
 
     def build(self, context: ClientContext) -> ClientState:
+        if context.task is not None:
+            return ClientState(context.build_task_model())
         return ClientState(context.build_model())
 
     def train(
         self, context: ClientContext, state: ClientState, downlink: Downlink
     ) -> tuple[Uplink, dict[str, float]]:
-        return Uplink(), train_epochs(context, [state.model], cross_entropy_of(state.model))
+        loss = task_loss(context.task_name, state.model)
+        return Uplink(), train_epochs(context, [state.model], loss)
 
     def predict(self, state: ClientState, downlink: Downlink, images: Tensor) -> dict[str, Tensor]:
         return {"accuracy": state.model(images)}

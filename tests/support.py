@@ -22,6 +22,7 @@ SMALL: dict[str, Any] = {
     "models": "cnn5, cnn2, resnet10-w4",
     "num-rounds": 2,
     "min-examples": 5,
+    "public-size": 48,
 }
 """Settings that make a run take seconds: real images, three unlike architectures."""
 

@@ -5,22 +5,25 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from data import ClientData
+from data import ClientData, PublicData, load_public
 from data.tasks import METRIC_OF, TaskSpec
-from models import InputShape, SplitModel, build_model
+from models import (
+    InputShape,
+    SplitModel,
+    TaskModel,
+    build_model,
+    build_task_model,
+    text_shape_of,
+)
 from strategies.base.payload import Template
 from strategies.base.rng import numpy_generator, torch_generator
 from strategies.base.run_config import RunConfig
-
-if TYPE_CHECKING:
-    from data import PublicData
-    from models import TaskModel
 
 S = TypeVar("S")
 D = TypeVar("D")
@@ -91,8 +94,6 @@ class ClientContext:
 
     def build_task_model(self, *, in_path: bool = False) -> TaskModel:
         """Build the client's model for its task; see `models.TaskModel`."""
-        from models import build_task_model, text_shape_of
-
         shape = (
             self.shape
             if self.data.channels
@@ -110,8 +111,6 @@ class ClientContext:
     @property
     def public(self) -> PublicData:
         """The public data as this client sees it: images of its own kind, or captions."""
-        from data import load_public
-
         run, data = self.run, self.data
         return load_public(
             run.public_dataset, run.public_size, data.channels, data.image_size, self.public_dir

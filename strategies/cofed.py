@@ -1,0 +1,272 @@
+"""CoFED: users label public items for each other, by the names of their classes.
+
+Source: CoFED (Cao et al., 2023: co-training across unlike models and label spaces); methods.md
+5.D. Users train locally. Then, once, every user names the public items it is sure of: item x gets
+its first class where the first probability exceeds the second by `margin`. The server gives item
+u the class c if votes(u, c) / (number of users whose label space has c) > `agreement`, classes
+being the same where their names are. Every user receives the items of its own classes, drops those
+with more than one of them, and from then on trains on its own and the pseudo-labelled items, with
+class weights 1 / count, the largest scaled to 1.
+
+The round of the exchange takes two: votes up, then labels down and training with them. All other
+rounds are local training without arrays. A user that misses the exchange trains on alone.
+
+Where the code departs from the source, and why:
+- "Locally to convergence" is the rounds before `exchange_round`, half of all by default.
+- Multi-label users decide every class for itself: a vote needs p - (1 - p) >= `margin`. An item
+  they receive is an example of the classes named, and says nothing of the others, which count
+  neither in the loss. Users that segment have no class of a whole item: they train locally.
+- Class names cross the network as 64-bit hashes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from client_app.tasks import IGNORE, task_loss
+from client_app.training import EVALUATION_BATCH, LossFunction, train_epochs
+from data import Split, TaskSplit
+from models import TaskModel
+from strategies.base.client import ClientContext, ClientHalf
+from strategies.base.exchange import Card, ClientUpdate
+from strategies.base.method import Method, register
+from strategies.base.options import ConfigError, option
+from strategies.base.payload import array
+from strategies.base.public import PublicInputs, evaluating
+from strategies.base.run_config import RunConfig
+from strategies.base.server import ServerHalf
+
+Ids = NDArray[np.int32]
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Options of CoFED; defaults are the source's.
+
+    Attributes
+    ----------
+    margin : float
+        A user votes where its first probability exceeds the second by this much.
+    agreement : float
+        A label needs more than this share of the users that know the class.
+    exchange_round : int
+        The round in which users exchange labels; 0: half of `num-rounds`, rounded up.
+    """
+
+    margin: float = option(0.3, minimum=0, maximum=1)
+    agreement: float = option(0.3, minimum=0, maximum=1)
+    exchange_round: int = option(0, minimum=0)
+
+
+@dataclasses.dataclass
+class Uplink:
+    """A user's label space, and its votes: item `items[v]` is of its class `classes[v]`."""
+
+    class_keys: NDArray[np.int64] = array("c", dtype="int64", counted=False, unique=True)
+    items: Ids = array("v", dtype="int32", minimum=0, below="P")
+    classes: Ids = array("v", dtype="int32", minimum=0, below="c")
+
+
+@dataclasses.dataclass
+class Downlink:
+    """Labelled items for one user, in its own class numbers; empty but once."""
+
+    items: Ids = array("v", dtype="int32", minimum=0, below="P")
+    classes: Ids = array("v", dtype="int32", minimum=0, below="C")
+
+
+@dataclasses.dataclass
+class ServerState:
+    """The server keeps nothing from one round to the next."""
+
+
+@dataclasses.dataclass
+class ClientState:
+    """The personal model, and the pseudo-labelled items (v,) with their classes (v,)."""
+
+    model: TaskModel
+    items: Tensor
+    classes: Tensor
+
+
+def class_keys(names: Sequence[str]) -> NDArray[np.int64]:
+    """Return a 64-bit key of every class name, (C,); equal names have equal keys anywhere."""
+    digests = [hashlib.sha256(name.encode()).digest()[:8] for name in names]
+    return np.array([int.from_bytes(d, "little", signed=True) for d in digests], dtype=np.int64)
+
+
+def confident_labels(probabilities: Tensor, margin: float, *, several: bool) -> tuple[Ids, Ids]:
+    """Return the rows of (N, C) that are sure enough of a class, (v,), and which, (v,).
+
+    With `several`, entries are probabilities of independent classes, and each is its own decision.
+    """
+    if several:
+        rows, classes = torch.nonzero(2 * probabilities - 1 >= margin, as_tuple=True)
+    else:
+        top = probabilities.topk(2, dim=1)
+        rows = torch.nonzero(top.values[:, 0] - top.values[:, 1] >= margin)[:, 0]
+        classes = top.indices[rows, 0]
+    return rows.numpy().astype(np.int32), classes.numpy().astype(np.int32)
+
+
+def agree(uplinks: Mapping[int, Uplink], agreement: float) -> set[tuple[int, int]]:
+    """Return the labels (item, class key) that enough of the users knowing the class gave."""
+    knowing = Counter(int(key) for uplink in uplinks.values() for key in uplink.class_keys)
+    votes: Counter[tuple[int, int]] = Counter()
+    for uplink in uplinks.values():
+        keys = uplink.class_keys[uplink.classes]
+        # A user has one vote for a label, however often it sends it.
+        votes.update({(int(i), int(k)) for i, k in zip(uplink.items, keys, strict=True)})
+    return {label for label, n in votes.items() if n / knowing[label[1]] > agreement}
+
+
+def without_ambiguous(items: Ids, classes: Ids) -> tuple[Ids, Ids]:
+    """Drop items that were assigned to more than one class."""
+    counts = Counter(items.tolist())
+    keep = np.array([counts[int(item)] == 1 for item in items], dtype=bool)
+    return items[keep], classes[keep]
+
+
+class Client(ClientHalf[ClientState, Downlink, Uplink]):
+    """Client half: local training, votes, then training with the labels received."""
+
+    def build(self, context: ClientContext) -> ClientState:
+        nothing = torch.zeros(0, dtype=torch.int32, device="cpu")
+        return ClientState(context.build_task_model(), nothing, nothing.clone())
+
+    def train(
+        self, context: ClientContext, state: ClientState, downlink: Downlink
+    ) -> tuple[Uplink, dict[str, float]]:
+        if len(downlink.items):
+            items, classes = downlink.items, downlink.classes
+            if context.task_name != "multilabel":
+                items, classes = without_ambiguous(items, classes)
+            state.items, state.classes = torch.tensor(items), torch.tensor(classes)
+        split = self._with_pseudo_labels(context, state)
+        loss = self._loss(context, state.model, split)
+        metrics = train_epochs(context, [state.model], loss, split=split)
+        if len(downlink.items):
+            metrics["pseudo_labelled"] = float(len(state.items))
+        votes = context.exchange == 1 and context.server_round == exchange_round(context.run)
+        return self._votes(context, state.model) if votes else _no_votes(), metrics
+
+    def predict(self, state: ClientState, downlink: Downlink, images: Tensor) -> dict[str, Tensor]:
+        return {"accuracy": state.model(images)}
+
+    @torch.no_grad()
+    def _votes(self, context: ClientContext, model: TaskModel) -> Uplink:
+        if context.task_name == "segmentation":
+            return _no_votes()
+        public, several = PublicInputs(context), context.task_name == "multilabel"
+        found = []
+        with evaluating(model):
+            for start in range(0, len(public), EVALUATION_BATCH):
+                part = np.arange(start, min(start + EVALUATION_BATCH, len(public)), dtype=np.int32)
+                logits = model(public.batch(part)).float().cpu()
+                shares = logits.sigmoid() if several else logits.softmax(dim=1)
+                rows, classes = confident_labels(shares, context.config.margin, several=several)
+                found.append((part[rows], classes))
+        items, classes = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        return Uplink(class_keys(context.data.class_names), items, classes)
+
+    def _with_pseudo_labels(self, context: ClientContext, state: ClientState) -> Split:
+        """Return the training examples with the pseudo-labelled items after them."""
+        own = context.data.train
+        if not len(state.items):
+            return own
+        inputs, targets = own.batch(np.arange(len(own)))
+        items, classes = state.items.cpu().numpy(), state.classes.cpu().long()
+        if context.task_name == "multilabel":
+            unique, rows = np.unique(items, return_inverse=True)
+            added = torch.full((len(unique), context.data.num_classes), IGNORE, dtype=torch.uint8)
+            added[torch.from_numpy(rows), classes] = 1
+            items, classes = unique, added
+        public = PublicInputs(context).raw(items)
+        both = torch.cat([inputs, public.to(inputs.dtype)]), torch.cat([targets, classes])
+        rows = np.arange(len(both[0]))
+        return TaskSplit(own.dataset, rows, both[0].numpy(), both[1].numpy())
+
+    def _loss(self, context: ClientContext, model: TaskModel, split: Split) -> LossFunction:
+        """Return the task's loss, with class weights once there are pseudo-labels."""
+        if split is context.data.train or context.task_name == "multilabel":
+            return task_loss(context.task_name, model)
+        counts = torch.zeros(context.data.num_classes)
+        for label, count in split.class_counts().items():
+            counts[label] = count
+        weights = torch.where(counts > 0, 1 / counts.clamp_min(1), 0.0)
+        weights = (weights / weights.max()).to(context.device)
+
+        def loss(inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+            return {"loss_ce": F.cross_entropy(model(inputs), targets, weight=weights)}
+
+        return loss
+
+
+def exchange_round(run: RunConfig) -> int:
+    """Return the round in which labels are exchanged."""
+    return run.method_config.exchange_round or -(-run.num_rounds // 2)
+
+
+def _no_votes() -> Uplink:
+    nothing = np.empty(0, dtype=np.int32)
+    return Uplink(nothing.astype(np.int64), nothing, nothing)
+
+
+class Server(ServerHalf[ServerState]):
+    """Server half: counts votes once and tells every user the labels of its own classes."""
+
+    def __init__(self, run: RunConfig) -> None:
+        super().__init__(run)
+        self._keys: dict[int, NDArray[np.int64]] = {}
+        self._labels: list[tuple[int, int]] = []
+        if self.config.exchange_round > run.num_rounds:
+            raise ConfigError(
+                f"cofed.exchange-round = {self.config.exchange_round}: accepted is a round of the "
+                f"run, at most num-rounds = {run.num_rounds}"
+            )
+
+    def initial_state(self) -> ServerState:
+        return ServerState()
+
+    def exchanges(self, server_round: int) -> int:
+        return 2 if server_round == exchange_round(self.run) else 1
+
+    def make_downlink(self, card: Card, server_round: int) -> Downlink:
+        """Return the labels of a user's own classes, after the votes; else nothing."""
+        own = {int(key): n for n, key in enumerate(self._keys.get(card.client_id, ()))}
+        mine = [(item, own[key]) for item, key in self._labels if key in own]
+        pairs = np.array(mine, dtype=np.int32).reshape(-1, 2)
+        return Downlink(pairs[:, 0].copy(), pairs[:, 1].copy())
+
+    def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+        voted = self.exchange == 1 and self.exchanges(server_round) == 2
+        uplinks = {u.client_id: u.uplink for u in updates if voted}
+        self._labels = sorted(agree(uplinks, self.config.agreement))
+        self._keys = {client: uplink.class_keys for client, uplink in uplinks.items()}
+        return {"labels_agreed": float(len(self._labels))} if voted else {}
+
+
+METHOD = register(
+    Method(
+        name="cofed",
+        summary="users label public items for each other once, by the names of their classes",
+        config=Config,
+        uplink=Uplink,
+        downlink=Downlink,
+        client=Client,
+        server=Server,
+        evaluate_when="post",
+        common_feature_dim=False,
+        any_task=True,
+        public_data=True,
+    )
+)
