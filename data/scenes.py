@@ -143,12 +143,13 @@ def _draw_block(items: Items, pool: NDArray[np.int64], generator: np.random.Gene
     sizes = _SMALLEST + np.floor(generator.random((BLOCK, MAX_ITEMS)) * span).astype(np.int64)
     corners = _place(count, sizes, generator)
     greys = _DARKEST + np.floor(generator.random(BLOCK) * (_LIGHTEST - _DARKEST + 1))
-    images, owner = _paint(items.images, rows, sizes, corners, used, greys.astype(np.uint8))
-    flat = owner.reshape(BLOCK, -1).astype(np.int64) + 5 * np.arange(BLOCK)[:, None]
-    areas = np.bincount(flat.ravel(), minlength=5 * BLOCK).reshape(BLOCK, 5)[:, 1:]
+    images, masks, owner = _paint(
+        items.images, rows, sizes, corners, used, classes, greys.astype(np.uint8)
+    )
+    flat = owner.reshape(BLOCK, -1)
+    slots = [np.count_nonzero(flat == 1 + slot, axis=1) for slot in range(MAX_ITEMS)]
+    areas = np.stack(slots, axis=1).astype(np.int64)
     largest = areas.argmax(axis=1)
-    lookup = np.concatenate([np.zeros((BLOCK, 1), np.int64), 1 + classes], axis=1)
-    masks = np.take_along_axis(lookup, owner.reshape(BLOCK, -1).astype(np.int64), axis=1)
     visible = areas > 0
     presence = np.zeros((BLOCK, len(items.class_names)), dtype=np.uint8)
     scene, slot = np.nonzero(visible)
@@ -156,7 +157,7 @@ def _draw_block(items: Items, pool: NDArray[np.int64], generator: np.random.Gene
     words = scene_captions(items.source, classes, areas, generator)
     return Scenes(
         images,
-        masks.astype(np.uint8).reshape(images.shape),
+        masks,
         presence,
         classes[np.arange(BLOCK), largest],
         words,
@@ -199,11 +200,12 @@ def _paint(
     sizes: NDArray[np.int64],
     corners: NDArray[np.int64],
     used: NDArray[np.bool_],
+    classes: NDArray[np.int64],
     greys: NDArray[np.uint8],
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Paint items over each other; returns pixels and the number 1..4 of each pixel's item."""
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]]:
+    """Paint items over each other; returns pixels, masks, and each pixel's item, 1..4."""
     images = np.broadcast_to(greys[:, None, None], (BLOCK, CANVAS, CANVAS)).copy()
-    owner = np.zeros_like(images)
+    masks, owner = np.zeros_like(images), np.zeros_like(images)
     for slot in range(MAX_ITEMS):
         for size in range(_SMALLEST, _LARGEST + 1):
             scene = np.flatnonzero(used[:, slot] & (sizes[:, slot] == size))
@@ -215,8 +217,9 @@ def _paint(
                 corners[scene[which], slot, 1] + right,
             )
             images[place] = item[which, down, right]
+            masks[place] = 1 + classes[scene[which], slot]
             owner[place] = slot + 1
-    return images, owner
+    return images, masks, owner
 
 
 def resize_items(pictures: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:

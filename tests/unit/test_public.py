@@ -1,0 +1,123 @@
+"""Public data: the same items in the same order on all clients, whatever their models take."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import data
+from data import DataError, load_dataset, load_public
+from data import standard_places as places
+from data.public import to_grey
+from data.scene_items import load_items
+from data.scenes import draw_scenes
+
+
+@pytest.fixture(autouse=True)
+def _private_cache(tmp_path, monkeypatch):
+    """A cache of its own, and scenes of digits, which are quick to make."""
+    monkeypatch.setenv("WILDFLOWER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(places, "DEBIAN_DATASETS", tmp_path / "none")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    data.clear_memory()
+    yield
+    data.clear_memory()
+
+
+def test_scenes_are_the_same_for_every_shape(tmp_path):
+    own = load_public("scenes", 40, 0, 0)
+    assert (own.images.shape, len(own), own.source) == ((40, 1, 64, 64), 40, "scenes of digits")
+    assert not own.images.flags.writeable
+    tmp_path.joinpath("scratch").mkdir()
+    drawn = draw_scenes(load_items(None, tmp_path / "scratch"), "public", 40)
+    np.testing.assert_array_equal(own.images[:, 0], drawn.images)
+    assert list(own.captions) == drawn.captions
+    colour = load_public("scenes", 40, 3, 0)
+    np.testing.assert_array_equal(colour.images, np.repeat(own.images, 3, axis=1))
+    small = load_public("scenes", 40, 3, 16)
+    assert small.images.shape == (40, 3, 16, 16)
+    resized = np.array(
+        Image.fromarray(own.images[7, 0]).resize((16, 16), Image.Resampling.BILINEAR)
+    )
+    np.testing.assert_array_equal(small.images[7, 2], resized)
+    for other in (colour, small):
+        assert other.fingerprint == own.fingerprint
+        assert list(other.captions) == list(own.captions)
+    assert colour.images[[3, 5]].shape == (2, 3, 64, 64)
+    assert load_public("scenes", 40, 3, 16) is small
+    more = load_public("scenes", 50, 1, 0)
+    np.testing.assert_array_equal(more.images[:40], own.images)
+    assert more.fingerprint != own.fingerprint
+
+
+def test_public_scenes_are_not_the_private_ones(monkeypatch):
+    monkeypatch.setattr("data.scenes.TRAIN_SCENES", 1000)
+    monkeypatch.setattr("data.scenes.TEST_SCENES", 100)
+    private = {image.tobytes() for image in load_dataset("scenes").images}
+    public = {image.tobytes() for image in load_public("scenes", 1000, 0, 0).images}
+    assert len(public) == 1000
+    assert not private & public
+
+
+def test_another_data_set_gives_training_rows_in_a_fixed_random_order():
+    digits = load_dataset("digits")
+    public = load_public("digits", 1000, 1, 0)
+    assert public.captions is None
+    assert public.source == "digits"
+    rows = {image.tobytes(): row for row, image in enumerate(digits.images)}
+    order = [rows[image.tobytes()] for image in public.images]
+    assert max(order) < digits.train_size
+    assert len(set(order)) > 990  # a few digits are alike to the pixel
+    assert order != sorted(order)
+    fewer = load_public("digits", 100, 3, 8)
+    assert fewer.images.shape == (100, 3, 8, 8)
+    first = Image.fromarray(digits.images[order[0], 0]).resize((8, 8), Image.Resampling.BILINEAR)
+    np.testing.assert_array_equal(fewer.images[0, 1], first)
+    assert fewer.fingerprint == load_public("digits", 100, 1, 16).fingerprint
+
+
+def test_pictures_of_any_size_are_resized_from_their_files(tmp_path):
+    """Not twice: once to a common size and again to the one wanted."""
+    generator = np.random.default_rng(0)
+    for number in range(6):
+        for name in ("cat", "dog"):
+            path = tmp_path / "pets" / "train" / name / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shape = (90 + number, 80, 3)
+            Image.fromarray(generator.integers(0, 256, shape, dtype=np.uint8)).save(path)
+    folder = str(tmp_path / "pets")
+    small, large = (load_public("imagefolder", 5, 3, size, folder) for size in (32, 80))
+    assert small.fingerprint == large.fingerprint
+    direct = {image.tobytes() for image in load_dataset("imagefolder", folder, 80).images}
+    assert all(image.tobytes() in direct for image in large.images)
+    grey = load_public("imagefolder", 5, 1, 32, folder)
+    assert grey.fingerprint == small.fingerprint
+    np.testing.assert_array_equal(grey.images, to_grey(small.images))
+    assert load_public("imagefolder", 5, 0, 0, folder).images.shape == (5, 3, 64, 64)
+
+
+def test_grey_is_the_usual_weighted_mean():
+    colours = np.array([[255, 0, 0], [0, 255, 0], [0, 0, 255], [10, 20, 30], [255, 255, 255]])
+    images = np.tile(colours.astype(np.uint8), (200, 1))[:, :, None, None]
+    expected = np.rint(colours @ [0.299, 0.587, 0.114])
+    np.testing.assert_array_equal(to_grey(images)[:, 0, 0, 0], np.tile(expected, 200))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("digits", 2000, 1, 0), "public-size=2000: digits has 1438 training images; set"),
+        (("digits", 10, 4, 0), "channels=4"),
+        (("digits", 0, 1, 0), "public-size=0"),
+        (("diggits", 10, 1, 0), "one of digits"),
+    ],
+)
+def test_what_cannot_be_had_is_refused(arguments, expected):
+    with pytest.raises(DataError, match=expected):
+        load_public(*arguments)
+
+
+def test_sentences_alone_are_no_public_data(tmp_path):
+    path = tmp_path / "all.tsv"
+    path.write_text("a\tx\nb\ty\n")
+    with pytest.raises(DataError, match="public-dataset=tsv has no images"):
+        load_public("tsv", 1, 0, 0, str(path))
