@@ -16,14 +16,17 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from deploy.device import PLACE, server_unit, shell_command, systemd_unit
 from deploy.fleet import HEARTBEAT_LIMIT, Files, Fleet, Tls, is_loopback
 from deploy.fleet_file import read_fleet
 from deploy.identities import make_identities
 from deploy.local import CHECKOUT, LocalFleet
-from deploy.specs import SUPEREXEC, SUPERLINK, flower_client
+from deploy.remote import connected_client, device_states
+from deploy.specs import SUPEREXEC, SUPERLINK
 from deploy.state import ONLINE, State, health, is_running, read_state, wait_for_end
 from deploy.supervisor import RUNNING, View
 from server_app.console import say, table
@@ -110,7 +113,7 @@ def _up(fleet: Fleet, options: argparse.Namespace) -> int:
     try:
         with terminate_as_interrupt(), LocalFleet(fleet, clients=clients) as running:
             late = running.wait_online()
-            say(_status_table(State(running.fleet, None, tuple(running.processes.values()))))
+            say(_status_table(State(running.fleet, None, tuple(running.processes.values())), {}))
             for name in late:
                 _warn(f"{name} is not online yet; see {running.processes[name].log}")
             say(f"fleet {fleet.name}: up after {time.monotonic() - begin:.0f} s in "
@@ -151,14 +154,15 @@ def _run(fleet: Fleet, options: argparse.Namespace) -> int:
     }  # fmt: skip
     parse_run_config(config)
     state = read_state(fleet)
-    client = flower_client(state.fleet)
+    client = connected_client(state.fleet)
+    by_others = not state.processes  # systemd, for one, starts again what ends
     with terminate_as_interrupt():
         run_id = client.submit(app, config)
         say(f"run {run_id} is submitted; Ctrl-C stops it")
         try:
             run = client.wait(
                 run_id, timeout=options.timeout, on_line=say, patience=HEARTBEAT_LIMIT,
-                may_return=lambda: is_running(fleet),
+                may_return=lambda: by_others or is_running(fleet),
             )  # fmt: skip
         except KeyboardInterrupt:
             client.stop(run_id)
@@ -167,7 +171,7 @@ def _run(fleet: Fleet, options: argparse.Namespace) -> int:
         except TimeoutError as error:
             raise FlowerError(str(error)) from error
         except FlowerError as error:
-            if is_running(fleet):
+            if by_others or is_running(fleet):
                 raise
             raise FlowerError(
                 f"run {run_id}: fleet {fleet.name} has ended; the run's directory has what it did, "
@@ -188,25 +192,35 @@ def _preset(fleet: Fleet, name: str | None) -> str:
 
 def _status(fleet: Fleet, options: argparse.Namespace) -> int:
     state = read_state(fleet)
-    say(_status_table(state))
+    here = {process.name for process in state.processes}
+    elsewhere = device_states(state.fleet, [d for d in fleet.devices if d.name not in here])
+    say(_status_table(state, elsewhere))
     well = [health(state.fleet, process) in (ONLINE, RUNNING) for process in state.processes]
-    return 0 if all(well) else 1
+    return 0 if all(well) and set(elsewhere.values()) <= {ONLINE} else 1
 
 
-def _status_table(state: State) -> str:
-    header = ("process", "pid", "port", "health", "restarts", "log")
-    order = [SUPERLINK, SUPEREXEC, *(device.name for device in state.fleet.devices)]
-    return table(
-        header,
-        [
-            (p.name, p.pid or "", p.port or "", health(state.fleet, p), p.restarts, p.log)
-            for p in sorted(state.processes, key=lambda p: order.index(p.name))
-        ],
-    )
+def _status_table(state: State, elsewhere: Mapping[str, str]) -> str:
+    """Show the processes here, and devices elsewhere as the SuperLink knows them."""
+    fleet = state.fleet
+    order = [SUPERLINK, SUPEREXEC, *(device.name for device in fleet.devices)]
+    rows: list[tuple[Any, ...]] = [
+        (p.name, p.pid or "", p.port or "", health(fleet, p), p.restarts, p.log)
+        for p in sorted(state.processes, key=lambda p: order.index(p.name))
+    ]
+    if not rows:  # with units or containers it is known that the SuperLink answers, no more
+        others = "run by systemd or containers, which have its log"
+        rows.append((SUPERLINK, "", fleet.server.port, ONLINE, "", others))
+    rows += [(name, "", "", known, "", "on its machine") for name, known in elsewhere.items()]
+    return table(("process", "pid", "port", "health", "restarts", "log"), rows)
 
 
 def _down(fleet: Fleet, options: argparse.Namespace) -> int:
     state = read_state(fleet)
+    if not state.processes:
+        raise FlowerError(
+            f"fleet {fleet.name}: its server is run by systemd or containers; `systemctl stop "
+            f"'wildflower-{fleet.name}-*'` or `docker compose down` ends it"
+        )
     if state.parent is None:
         raise FlowerError(f"fleet {fleet.name}: its parent process is not known; end it there")
     if state.parent.pid != os.getpid():

@@ -14,6 +14,21 @@ IN_USE = "already in use"
 """What Flower says to a key that is registered, or was once."""
 
 
+def known_nodes(database: Path) -> dict[str, str]:
+    """Return Flower's numbers of devices by their public keys, as `Registry` has noted them."""
+    path = _beside(database)
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+
+def public_key(fleet: Fleet, device: Device) -> str:
+    """Return a device's public key, without its kind and comment."""
+    return fleet.files.key(device).with_suffix(".pub").read_text(encoding="utf-8").split()[1]
+
+
+def _beside(database: Path) -> Path:
+    return database.with_suffix(".nodes.json")
+
+
 class Registry:
     """The devices whose keys a SuperLink knows, so that each is registered once only.
 
@@ -32,14 +47,12 @@ class Registry:
     def __init__(self, fleet: Fleet, database: Path, client: FlowerClient) -> None:
         self.fleet = fleet
         self.client = client
-        self.path = database.with_suffix(".nodes.json")
+        self.path = _beside(database)
         self._lock = threading.Lock()
         self.had_database = database.exists()
         if not self.had_database:
             self.path.unlink(missing_ok=True)
-        self.nodes: dict[str, str] = {}
-        if self.path.exists():
-            self.nodes = json.loads(self.path.read_text(encoding="utf-8"))
+        self.nodes = known_nodes(database)
 
     def register(self, device: Device) -> None:
         """Register a device's key unless that was done before; safe to call from several threads.
@@ -50,7 +63,7 @@ class Registry:
             If the SuperLink refuses it.
         """
         path = self.fleet.files.key(device).with_suffix(".pub")
-        key = path.read_text(encoding="utf-8").split()[1]
+        key = public_key(self.fleet, device)
         if key in self.nodes:
             return
         try:

@@ -34,7 +34,7 @@ class State:
     parent : Process or None
         The process that keeps it running; None if that cannot be told.
     processes : tuple of View
-        The others.
+        The others; none if no `fleet up` has started the server, but systemd or containers.
     """
 
     fleet: Fleet
@@ -73,11 +73,15 @@ def read_state(fleet: Fleet) -> State:
         If it does not run.
     """
     path = fleet.directory / "state.json"
-    if not path.exists() or not is_running(fleet):
+    if not is_running(fleet):
+        if fleet.server.port and fleet.files.ca.is_file() and superlink_answers(fleet):
+            return State(fleet, None, ())
         raise ConfigError(
             f"{fleet.source}: fleet {fleet.name} does not run; `wildflower fleet up "
-            f"{fleet.source}` starts it"
+            f"{fleet.source}` starts it, or the units or containers of deploy/README.md do"
         )
+    if not path.exists():
+        raise ConfigError(f"{fleet.source}: fleet {fleet.name} is being started; try again soon")
     content = json.loads(path.read_text(encoding="utf-8"))
     server = dataclasses.replace(fleet.server, port=content["port"])
     return State(

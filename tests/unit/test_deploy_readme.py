@@ -75,7 +75,7 @@ def test_the_command_line_knows_what_is_used(fleet: Fleet) -> None:
         assert str(options.file) == FLEET_FILE
         if options.fleet_command == "run":
             assert options.preset in fleet.presets
-    assert used == {"keys", "up", "device", "run"}
+    assert used == {"keys", "up", "device", "run", "status"}
 
 
 def test_modules_print_and_write_what_is_said(

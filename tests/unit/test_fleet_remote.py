@@ -1,0 +1,155 @@
+"""A fleet whose server no `fleet up` runs: its commands work on what answers, or say what to do."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import ssl
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import deploy.command
+import deploy.remote
+from deploy.fleet import Fleet
+from deploy.fleet_file import read_fleet
+from deploy.identities import make_identities
+from deploy.registration import known_nodes, public_key
+from deploy.specs import Specs
+from deploy.state import fleet_lock, read_state
+from server_app.cli import main
+from server_app.flower.client import FlowerClient, FlowerError, FlowerRun
+from server_app.flower.processes import free_port
+from strategies.base.options import ConfigError
+
+
+class Health(http.server.BaseHTTPRequestHandler):
+    """Answers as a SuperLink does that is asked whether it is ready."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        pass
+
+
+class Flower(FlowerClient):
+    """Stands for Flower's command line on a server with two devices."""
+
+    nodes: Mapping[str, str]
+
+    def flwr_json(self, *arguments: str) -> dict[str, Any]:
+        assert arguments[:2] == ("supernode", "ls")
+        assert "https" not in (self.home / "config.toml").read_text()
+        listed = [{"node-id": number, "status": status} for number, status in self.nodes.items()]
+        return {"nodes": listed}
+
+    def submit(self, *arguments: Any, **options: Any) -> str:
+        return "4711"
+
+    def wait(self, run_id: str, **options: Any) -> FlowerRun:
+        assert options["may_return"]()
+        if "12" not in self.nodes:
+            raise FlowerError("the SuperLink is gone")
+        return FlowerRun(run_id, "finished:completed", "", "")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "fleet.yaml"
+    content = {
+        "name": "clinic", "directory": str(tmp_path / "clinic"), "server": {"port": free_port()},
+        "devices": [{"client-id": i, "data-dir": "/data"} for i in range(2)],
+        "presets": {"local": {"method": "local"}},
+    }  # fmt: skip
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+@pytest.fixture
+def fleet(file: Path) -> Fleet:
+    fleet = read_fleet(file)
+    make_identities(fleet)
+    return fleet
+
+
+@pytest.fixture
+def served(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+    """Something with the fleet's certificate answers, and devices 0 and 1 are registered."""
+    server = http.server.HTTPServer(("127.0.0.1", fleet.server.port), Health)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(fleet.files.certificate, fleet.files.certificate_key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    database = Specs(fleet, {}).database
+    database.parent.mkdir(parents=True)
+    numbers = {public_key(fleet, fleet.device(0)): "11", public_key(fleet, fleet.device(1)): "12"}
+    database.with_suffix(".nodes.json").write_text(json.dumps(numbers))
+    assert known_nodes(database) == numbers
+    monkeypatch.setattr(deploy.remote, "flower_client", lambda of: Flower(of.files.of("flwr"), {}))
+    monkeypatch.setattr(Flower, "nodes", {"11": "online", "12": "online"}, raising=False)
+    yield fleet
+    server.shutdown()
+    thread.join(10)
+    server.server_close()
+
+
+def test_status_asks_the_superlink(
+    served: Fleet, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["fleet", "status", str(served.source)]
+    assert main(command) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[1][:3] == ["superlink", str(served.server.port), "online"]
+    assert [line[:2] for line in lines[2:]] == [["client-0", "online"], ["client-1", "online"]]
+    config = (served.files.of("flwr") / "config.toml").read_text()
+    assert f'address = "127.0.0.1:{served.server.port}"' in config
+    assert str(served.files.ca) in config
+    monkeypatch.setattr(Flower, "nodes", {"11": "online", "13": "online"})
+    assert main(command) == 1
+    assert "client-1  " in (text := capsys.readouterr().out)
+    assert "not known" in text
+
+
+def test_a_run_goes_to_the_superlink(
+    served: Fleet, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["fleet", "run", str(served.source)]
+    assert main(command) == 0
+    assert "run 4711: finished:completed" in capsys.readouterr().out
+    monkeypatch.setattr(Flower, "nodes", {})
+    assert main(command) == 1
+    assert capsys.readouterr().err == "wildflower fleet: the SuperLink is gone\n"
+
+
+def test_what_others_have_started_is_ended_by_them(
+    served: Fleet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fleet", "down", str(served.source)]) == 1
+    assert "`systemctl stop 'wildflower-clinic-*'` or `docker compose down`" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_server_that_is_not_there_or_only_starts(fleet: Fleet) -> None:
+    with pytest.raises(ConfigError, match=r"does not run; `wildflower fleet up .* or the units"):
+        read_state(fleet)
+    with fleet_lock(fleet), pytest.raises(ConfigError, match="is being started; try again soon"):
+        read_state(fleet)
+
+
+def test_another_authority_is_not_this_fleet(served: Fleet, tmp_path: Path) -> None:
+    other = read_fleet(served.source)
+    for path in (other.files.ca, other.files.ca_key):
+        path.rename(path.with_suffix(".old"))
+    for path in (other.files.certificate, other.files.certificate_key):
+        path.unlink()
+    make_identities(other)
+    with pytest.raises(ConfigError, match="does not run"):
+        read_state(other)
