@@ -1,4 +1,4 @@
-"""The accuracy charts of the report: over rounds, over traffic, and by architecture."""
+"""The charts of accuracies and other scores: over rounds, over traffic, and by architecture."""
 
 import math
 from collections import defaultdict
@@ -8,6 +8,7 @@ from server_app.report.data import Client, RunData
 from server_app.report.stats import (
     Measured,
     Point,
+    Spent,
     curve,
     main_phase,
     measured,
@@ -32,6 +33,7 @@ from server_app.report.svg import (
     thin,
     ticks,
 )
+from server_app.report.tasks import View
 
 MOST_CLIENT_LINES = 60
 MOST_LINE_POINTS = 150
@@ -71,7 +73,7 @@ def _spread_out(clients: Sequence[int]) -> list[int]:
     return [clients[int(i * step)] for i in range(MOST_CLIENT_LINES)]
 
 
-def _client_lines(run: RunData, table: Measured, phase: str) -> dict[int, list[XY]]:
+def _client_lines(table: Measured, phase: str) -> dict[int, list[XY]]:
     lines: dict[int, list[XY]] = defaultdict(list)
     for x, (_, values) in placed(table, phase).items():
         for client, (value, _) in values.items():
@@ -79,15 +81,16 @@ def _client_lines(run: RunData, table: Measured, phase: str) -> dict[int, list[X
     return dict(sorted(lines.items()))
 
 
-def _extra_lines(run: RunData, phase: str) -> list[tuple[str, str, list[XY]]]:
-    """(css, legend, points) of the other means: validation, the other phase, other accuracies."""
+def _extra_lines(view: View, phase: str) -> list[tuple[str, str, list[XY]]]:
+    """(css, legend, points) of the other means: validation, the other phase, other scores."""
     other = "pre" if phase == "post" else "post"
     when = {"pre": "before", "post": "after"}[other]
+    run, metric = view.run, view.metric
     found = [
-        ("val", "validation mean", curve(measured(run, "validation_accuracy"), phase)),
-        ("other", f"mean {when} local training", curve(measured(run, "accuracy"), other)),
+        ("val", "validation mean", curve(measured(run, f"validation_{metric}"), phase)),
+        ("other", f"mean {when} local training", curve(measured(run, metric), other)),
     ]
-    names = {row.metric for row in run.metrics if row.metric.startswith("accuracy_")}
+    names = {row.metric for row in run.metrics if row.metric.startswith(f"{metric}_")}
     for index, name in enumerate(sorted(names)[:3]):
         found.append((f"extra e{index}", f"{name} mean", curve(measured(run, name), phase)))
     return [
@@ -102,17 +105,17 @@ def _final_place(points: Sequence[Point]) -> float | None:
     return points[-1].x if points[-1].label == "final" and points[-1].phase == "pre" else None
 
 
-def accuracy_over_rounds(run: RunData, scope: str) -> str:
-    """Mean with its spread, every client a thin line, and the other measured accuracies."""
-    title = "Accuracy over rounds"
-    table = measured(run, "accuracy")
+def accuracy_over_rounds(view: View, scope: str) -> str:
+    """Mean with its spread, every client a thin line, and the other measured scores."""
+    title = f"{view.title} over rounds"
+    table = measured(view.run, view.metric)
     phase = main_phase(table)
     points = curve(table, phase)
     if not points:
         return empty(title, "Not evaluated.")
-    lines = _client_lines(run, table, phase)
+    lines = _client_lines(table, phase)
     drawn = _spread_out(list(lines))
-    extras = _extra_lines(run, phase)
+    extras = _extra_lines(view, phase)
     upper = [(p.x, min(1.0, p.mean + p.std)) for p in points]
     lower = [(p.x, max(0.0, p.mean - p.std)) for p in points]
     values = [y for client in drawn for _, y in lines[client]]
@@ -122,7 +125,7 @@ def accuracy_over_rounds(run: RunData, scope: str) -> str:
     marks = [(t, f"{100 * t:.0f}\u202f%") for t in ticks(plot.y.low, plot.y.high, 5)]
     plot.grid(round_ticks(plot.x, _final_place(points)), marks, "round")
     plot.band(upper, lower)
-    _draw_clients(plot, run.clients, {client: lines[client] for client in drawn})
+    _draw_clients(plot, view.run.clients, {client: lines[client] for client in drawn})
     for css, text, line in extras:
         plot.line(thin(line, 400), css, text)
     plot.line(thin([(p.x, p.mean) for p in points], 400), "mean")
@@ -135,7 +138,7 @@ def accuracy_over_rounds(run: RunData, scope: str) -> str:
         note += f" {len(drawn)} of {len(lines)} client lines are drawn, evenly over the ids."
     legend = [("k mean", "mean, weighted by examples"), ("k band", "± 1 standard deviation")]
     legend += [(f"k {css}", text) for css, text, _ in extras]
-    return figure(title, note, legend + _model_legend(run.clients), plot.render())
+    return figure(title, note, legend + _model_legend(view.run.clients), plot.render())
 
 
 def _point_title(point: Point) -> str:
@@ -161,56 +164,82 @@ def _draw_clients(plot: Plot, cards: Sequence[Client], lines: dict[int, list[XY]
         plot.line(thin(line, MOST_LINE_POINTS), f"client {colours.get(model, 'm9')}", title)
 
 
-def accuracy_over_traffic(run: RunData) -> str:
-    """Draw the mean accuracy against the bytes spent on training when it was measured."""
-    title = "Accuracy over traffic"
-    table = measured(run, "accuracy")
-    points = curve(table, main_phase(table))
-    if not points or not run.traffic:
+def accuracy_over_traffic(run: RunData, tasks: Sequence[View]) -> str:
+    """Draw each task's mean score against the bytes spent on training when it was measured."""
+    several = len(tasks) > 1
+    title = "Scores over traffic" if several else f"{tasks[0].title} over traffic"
+    curves: list[tuple[View, list[Point], list[Spent]]] = []
+    for view in tasks:
+        table = measured(view.run, view.metric)
+        if points := curve(table, main_phase(table)):
+            curves.append((view, points, spent_before(run, points)))
+    if not curves or not run.traffic:
         return empty(title, "Not evaluated." if run.traffic else "Traffic was not recorded.")
-    spent = spent_before(run, points)
-    line = [(cost.bytes or 0.0, p.mean) for cost, p in zip(spent, points, strict=True)]
-    end = max(1.0, *(x for x, _ in line))
-    values = [y for _, y in line]
+    end = max(1.0, *(cost.bytes or 0.0 for _, _, spent in curves for cost in spent))
+    values = [p.mean for _, points, _ in curves for p in points]
     plot = Plot(Scale(0, end, LEFT + 8, RIGHT - 20), accuracy_scale(values), title)
     marks = [(t, f"{100 * t:.0f}\u202f%") for t in ticks(plot.y.low, plot.y.high, 5)]
     plot.grid([(t, size(t)) for t in ticks(0, end, 4)], marks, "bytes sent so far, both ways")
-    plot.line(thin(line, 400), "mean")
-    if len(points) <= MOST_DOTS:
-        for place, cost, p in zip(line, spent, points, strict=True):
-            text = f"{_point_title(p)} after {size(cost.bytes)}, scalars: "
-            text += f"{human(cost.up_scalars)} up, {human(cost.down_scalars)} down"
-            plot.dot(place, "mean", text)
+    legend = [] if several else [("k mean", "mean, weighted by examples")]
+    for index, (view, points, spent) in enumerate(curves):
+        css = ("mean", "mean")
+        if several:
+            css = (f"term m{index}", f"dot m{index}")
+            legend.append((f"k m{index}", f"{view.name}, mean weighted by examples"))
+        _draw_spending(plot, view if several else None, points, spent, css)
     note = "Training messages of all clients, up and down; evaluation is not counted."
-    return figure(title, note, [("k mean", "mean, weighted by examples")], plot.render())
+    return figure(title, note, legend, plot.render())
 
 
-def by_architecture(run: RunData) -> str:
-    """One row for each architecture: a dot for each client's last accuracy, and their mean."""
-    title = "Last accuracy by architecture"
-    table = measured(run, "accuracy")
-    line = list(placed(table, main_phase(table)).values())
-    models: dict[str, list[Client]] = defaultdict(list)
-    for card in run.clients:
-        models[card.model].append(card)
-    if not line or not models:
-        return empty(title, "Not evaluated." if models else "Client cards were not recorded.")
-    label, last = line[-1]
+def _draw_spending(
+    plot: Plot, view: View | None, points: Sequence[Point], spent: Sequence[Spent],
+    css: tuple[str, str],
+) -> None:  # fmt: skip
+    line = [(cost.bytes or 0.0, p.mean) for cost, p in zip(spent, points, strict=True)]
+    plot.line(thin(line, 400), css[0])
+    if len(points) > MOST_DOTS:
+        return
+    for place, cost, p in zip(line, spent, points, strict=True):
+        text = f"{view.name}, " if view else ""
+        text += f"{_point_title(p)} after {size(cost.bytes)}, scalars: "
+        text += f"{human(cost.up_scalars)} up, {human(cost.down_scalars)} down"
+        plot.dot(place, css[1], text)
+
+
+def by_architecture(run: RunData, tasks: Sequence[View]) -> str:
+    """One row for each architecture of a task: its clients' last scores as dots, their mean."""
+    several = len(tasks) > 1
+    title = "Last score" if several else f"Last {tasks[0].name}"
+    title += " by architecture"
     colours = colour_of_models(run.clients)
-    rows = [
-        _architecture_row(model, cards, last, colours[model])
-        for model, cards in list(models.items())[:MOST_MODELS]
-    ]
+    rows, labels = [], []
+    for view in tasks:
+        table = measured(view.run, view.metric)
+        line = list(placed(table, main_phase(table)).values())
+        models: dict[str, list[Client]] = defaultdict(list)
+        for card in view.run.clients if line else ():
+            models[card.model].append(card)
+        labels += [line[-1][0]] if models else []
+        rows += [
+            _architecture_row(model, cards, line[-1][1], colours[model], view if several else None)
+            for model, cards in models.items()
+        ]
+    if not rows:
+        return empty(title, "Not evaluated." if run.clients else "Client cards were not recorded.")
+    label = " or ".join(dict.fromkeys(labels))
     note = f"One dot is one client ({label} evaluation); the bar is their weighted mean."
-    if len(models) > MOST_MODELS:
-        note += f" First {MOST_MODELS} of {len(models)} architectures."
+    if len(rows) > MOST_MODELS:
+        note += f" First {MOST_MODELS} of {len(rows)} architectures."
     foot = '<div class="scale"><span>0</span><span>50\u202f%</span><span>100\u202f%</span></div>'
-    return figure(title, note, [], f'<div class="strips">{"".join(rows)}{foot}</div>')
+    strips = f'<div class="strips">{"".join(rows[:MOST_MODELS])}{foot}</div>'
+    return figure(title, note, [], strips)
 
 
 def _architecture_row(
-    model: str, cards: Sequence[Client], last: dict[int, tuple[float, float]], css: str
-) -> str:
+    model: str, cards: Sequence[Client], last: dict[int, tuple[float, float]], css: str,
+    view: View | None,
+) -> str:  # fmt: skip
+    """Return one row; it names the score where the chart has several."""
     own = [(card.client, last[card.client]) for card in cards if card.client in last]
     mean = weighted_mean(pair for _, pair in own)
     dots = "".join(
@@ -219,9 +248,11 @@ def _architecture_row(
     )
     bar = "" if mean is None else f'<b style="left:{100 * mean:.1f}%"></b>'
     sizes = sorted({card.parameters for card in cards if card.parameters is not None})
-    parameters = f" · {human(sizes[0])} parameters" if len(sizes) == 1 else ""
+    parameters = f" · {human(sizes[0])} parameters" if len(sizes) == 1 and not view else ""
     plural = "client" if len(cards) == 1 else "clients"
+    score = f"{esc(view.name)} · " if view else ""
     return (
-        f'<div class="name">{esc(model)}<small>{len(cards)} {plural}{parameters}</small></div>'
+        f'<div class="name">{esc(model)}<small>{score}{len(cards)} {plural}{parameters}</small>'
+        "</div>"
         f'<div class="strip {css}">{dots}{bar}</div><div class="value">{percent(mean)}</div>'
     )

@@ -32,6 +32,7 @@ from server_app.report.svg import (
     thin,
     ticks,
 )
+from server_app.report.tasks import View, views
 
 MOST_BARS = 60
 MOST_LOSS_TERMS = 6
@@ -45,11 +46,31 @@ def _round_scale(rounds: Sequence[float]) -> Scale:
 
 
 def loss_over_rounds(run: RunData) -> str:
-    """Draw every loss term, the clients' mean weighted by examples, the server's as it is."""
+    """Draw every loss term, the clients' mean weighted by examples, the server's as it is.
+
+    Where clients have several tasks, each term has its own chart with one line for each task.
+    """
     title = "Training loss"
-    terms = dict(list(losses(run).items())[:MOST_LOSS_TERMS])
+    terms = losses(run)
     if not terms:
         return empty(title, "Not recorded.")
+    tasks = [view.task for view in views(run)]
+    if len(tasks) == 1:
+        return _losses(title, dict(list(terms.items())[:MOST_LOSS_TERMS]), "")
+    names = list(dict.fromkeys(name.partition(" · ")[0] for name in terms))
+    names.sort(key=lambda name: name != "loss")
+    return "".join(
+        _losses(
+            title if name == "loss" else f"{title}, {name}",
+            # A task has one colour in all charts, with or without this term.
+            {key: terms.get(key, []) for key in (*(f"{name} · {t}" for t in tasks), name)},
+            ", each task by itself",
+        )
+        for name in names[:MOST_LOSS_TERMS]
+    )
+
+
+def _losses(title: str, terms: dict[str, list[XY]], scope: str) -> str:
     values = [y for line in terms.values() for _, y in line]
     log = min(values) > 0 and max(values) / min(values) > LOG_ABOVE
     low = min(values) * 0.9 if log else min(0.0, *values)
@@ -59,13 +80,15 @@ def loss_over_rounds(run: RunData) -> str:
     plot.grid(round_ticks(plot.x, None), [(t, f"{t:.4g}") for t in marks], "round")
     legend = []
     for index, (name, line) in enumerate(terms.items()):
+        if not line:
+            continue
         css = f"term m{index}"
         plot.line(thin(line, MOST_POINTS), css, name)
         if len(line) <= MOST_BARS:
             for x, value in line:
                 plot.dot((x, value), f"dot m{index}", f"round {x:.0f}: {name} {value:.4g}", 2.6)
         legend.append((f"k {css}", name))
-    note = "Mean over the clients that trained, weighted by examples."
+    note = f"Mean over the clients that trained, weighted by examples{scope}."
     return figure(title, note + (" Logarithmic axis." if log else ""), legend, plot.render())
 
 
@@ -165,9 +188,12 @@ def time_per_round(run: RunData) -> str:
     return figure(title, note, legend, plot.render())
 
 
-def cost_to_reach(run: RunData) -> str:
-    """Table: the first evaluation at or above a level, and what training had cost until then."""
-    table = measured(run, "accuracy")
+def cost_to_reach(run: RunData, view: View) -> str:
+    """Table: the first evaluation at or above a level, and what training had cost until then.
+
+    The score is that of one task; the costs are those of all clients.
+    """
+    table = measured(view.run, view.metric)
     points = curve(table, main_phase(table))
     if not points:
         return ""
@@ -187,12 +213,14 @@ def cost_to_reach(run: RunData) -> str:
         )
     if not rows:
         return ""
-    heads = ("accuracy", "rounds", "scalars up", "scalars down", "bytes", "FLOPs")
+    article = "an" if view.name == "accuracy" else "a"
+    heads = (view.metric, "rounds", "scalars up", "scalars down", "bytes", "FLOPs")
     return (
-        "<figure><figcaption><h3>Cost to reach an accuracy</h3><p>All training before the first "
+        f"<figure><figcaption><h3>Cost to reach {article} {esc(view.name)}</h3>"
+        "<p>All training before the first "
         "evaluation whose mean is at or above the level: rounds, scalars and bytes of its "
         "messages, floating-point operations of its clients.</p></figcaption>"
         '<div class="wide"><table class="plain"><thead><tr>'
-        + "".join(f"<th>{head}</th>" for head in heads)
+        + "".join(f"<th>{esc(head)}</th>" for head in heads)
         + f"</tr></thead><tbody>{''.join(rows)}</tbody></table></div></figure>"
     )

@@ -12,13 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from server_app.scores import ClientTask
+
 SERVER = "server"
 Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
 class Client:
-    """One card of the roll call; ``None`` where the card left a field blank."""
+    """One card of the roll call; ``None`` where the card left a field blank.
+
+    Cards from before there were tasks mean classification, measured by accuracy.
+    """
 
     client: int
     model: str
@@ -28,6 +33,8 @@ class Client:
     validation_examples: int | None
     test_examples: int | None
     device: str
+    task: str = ClientTask.task
+    metric: str = ClientTask.metric
 
 
 class Metric(NamedTuple):
@@ -189,6 +196,8 @@ def _client(row: dict[str, str]) -> Client:
         validation_examples=_integer(row["validation_examples"]),
         test_examples=_integer(row["test_examples"]),
         device=row["device"],
+        task=row.get("task") or ClientTask.task,
+        metric=row.get("metric") or ClientTask.metric,
     )
 
 

@@ -9,6 +9,7 @@ import base64
 import hashlib
 import os
 import tempfile
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -22,18 +23,10 @@ from server_app.report.costs import (
     traffic_per_round,
 )
 from server_app.report.data import RunData, read_run, section
-from server_app.report.stats import Point, curve, flops_per_round, main_phase, measured
+from server_app.report.delta import change_by_client
+from server_app.report.figures import key_figures, scope
 from server_app.report.style import LOGO, SCRIPT, STYLE
-from server_app.report.svg import (
-    NOT_EVALUATED,
-    NOT_RECORDED,
-    duration,
-    esc,
-    grouped,
-    human,
-    percent,
-    size,
-)
+from server_app.report.svg import esc
 from server_app.report.tables import (
     client_table,
     failure_table,
@@ -41,10 +34,12 @@ from server_app.report.tables import (
     model_table,
     provenance,
     settings_table,
+    task_table,
 )
+from server_app.report.tasks import View, client_tasks, has_tasks, views
+from server_app.scores import tasks_in_order
 
 REPORT_NAME = "report.html"
-Figure = tuple[str, str, str]  # label, value as HTML, explanation as plain text
 
 
 def write_report(run_dir: Path) -> Path:
@@ -83,14 +78,16 @@ def render(run: RunData) -> str:
     """Return the whole page as HTML."""
     script_hash = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{script_hash}'"
-    title = f"{_setting(run, 'method')} on {_setting(run, 'dataset')}"
+    tasks = views(run)
+    title = f"{_setting(run, 'method')} on {_subject(run)}"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f"<title>{esc(title)} · Wildflower</title><style>{STYLE}</style></head><body><main>\n"
-        f"{_header(run)}\n{_key_figures(run)}\n{_charts(run)}\n"
-        f"<h2>Clients</h2>{client_table(run, scope(run))}{model_table(run)}\n{_failures(run)}\n"
+        f"{_header(run)}\n{key_figures(run, tasks)}\n{_charts(run, tasks)}\n"
+        f"<h2>Clients</h2>{client_table(run, scope(run))}{task_table(run, tasks)}"
+        f"{model_table(tasks)}\n{_failures(run)}\n"
         f"<h2>Settings</h2>{settings_table(run)}\n"
         f"<h2>Provenance</h2>{provenance(_provenance(run))}\n"
         f"<h2>Files</h2>{file_list(run)}\n"
@@ -104,28 +101,12 @@ def _setting(run: RunData, key: str) -> str:
     return f"{key} not recorded" if value is None else str(value)
 
 
-def _points(run: RunData) -> list[Point]:
-    table = measured(run, "accuracy")
-    return curve(table, main_phase(table))
-
-
-def scope(run: RunData) -> str:
-    """Say how many clients stand behind a mean, whose model and which test split."""
-    accuracy = section(run.summary, "accuracy")
-    points = _points(run)
-    evaluated = accuracy.get("clients_evaluated")
-    if evaluated is None:
-        evaluated = points[-1].clients if points else 0
-    known = len(run.clients) or (run.summary or {}).get("clients")
-    split = accuracy.get("test_split") or run.settings.get("test-split")
-    model = accuracy.get("model")
-    return ", ".join(
-        [
-            f"{evaluated} of {'?' if known is None else known} clients",
-            f"{model} models" if model else "model kind not recorded",
-            f"{split} test split" if split else "test split not recorded",
-        ]
-    )
+def _subject(run: RunData) -> str:
+    """Return what the clients learn: the data set or, where there are several, their tasks."""
+    if not has_tasks(run):
+        return _setting(run, "dataset")
+    texts = list(dict.fromkeys(card.task for card in run.clients))
+    return texts[0] if len(texts) == 1 else ", ".join(tasks_in_order(client_tasks(run)))
 
 
 def _header(run: RunData) -> str:
@@ -144,7 +125,7 @@ def _header(run: RunData) -> str:
     return (
         f'<header><div class="eyebrow">{LOGO}Wildflower run <span class="pill {css}">{esc(status)}'
         f"</span></div><h1>{esc(_setting(run, 'method'))} <span>on</span> "
-        f'{esc(_setting(run, "dataset"))}</h1><div class="runname">'
+        f'{esc(_subject(run))}</h1><div class="runname">'
         f"{esc(run.info.get('run_name', run.directory.name))}</div>{shown}</header>{_alert(run)}"
     )
 
@@ -159,7 +140,9 @@ def _time(text: Any) -> Any:
 
 def _alert(run: RunData) -> str:
     if run.summary is not None:
-        return ""
+        reason = run.summary.get("delta_reason")
+        text = f"No comparison with a Local run: {reason}" if reason else ""
+        return f'<p class="alert">{esc(text)}</p>' if text else ""
     if run.info.get("status") == "failed":
         text = "This run failed: there is no summary. What was measured before the failure follows."
         return f'<p class="alert failed">{text}</p>'
@@ -171,99 +154,15 @@ def _alert(run: RunData) -> str:
     return f'<p class="alert">{text}</p>'
 
 
-def _key_figures(run: RunData) -> str:
-    figures = _accuracy_figures(run) + _cost_figures(run)
-    tiles = "".join(
-        f"<div><dt>{esc(label)}</dt><dd{' class=lead' if index == 0 else ''}>{value}</dd>"
-        f"<p>{esc(text)}</p></div>"
-        for index, (label, value, text) in enumerate(figures)
-    )
-    return f'<dl class="keys">{tiles}</dl>'
-
-
-def _accuracy_figures(run: RunData) -> list[Figure]:
-    who = scope(run)
-    if run.summary is None:
-        points = _points(run)
-        latest = points[-1] if points else None
-        return [
-            ("latest accuracy", percent(latest.mean if latest else None),
-             f"{latest.label}; {who}" if latest else "no evaluation so far"),
-            ("best accuracy", NOT_RECORDED, "chosen when the run completes"),
-            ("spread over clients", f"± {percent(latest.std)}" if latest else NOT_EVALUATED,
-             "one standard deviation, clients alike"),
-            ("worst client", NOT_RECORDED, "written when the run completes"),
-        ]  # fmt: skip
-    accuracy = section(run.summary, "accuracy")
-    mean, std = accuracy.get("mean_over_clients"), accuracy.get("std_over_clients")
-    spread = percent(mean) if mean is None or std is None else f"{percent(mean)} ± {100 * std:.1f}"
-    return [
-        ("final accuracy", percent(accuracy.get("final")), f"weighted by examples; {who}"),
-        ("best accuracy", percent(accuracy.get("best")), _best_rule(accuracy)),
-        ("mean ± std over clients", spread, f"every client counts alike; {who}"),
-        ("worst client", percent(accuracy.get("worst_client")), "lowest final accuracy"),
-    ]
-
-
-def _best_rule(accuracy: dict[str, Any]) -> str:
-    if accuracy.get("best") is None:
-        return "no evaluation, no choice"
-    rule, number = accuracy.get("best_by"), accuracy.get("best_round")
-    place = "round not recorded" if number is None else f"round {number}"
-    if accuracy.get("best_phase") == "final":
-        place = f"closing evaluation after {place}"
-    if rule == "validation":
-        return f"{place}, chosen by highest validation accuracy; value on the test split"
-    if rule == "test":
-        return f"{place}, chosen by highest test accuracy itself, so optimistic"
-    return f"{place}, rule of choice not recorded"
-
-
-def _cost_figures(run: RunData) -> list[Figure]:
-    traffic, time = section(run.summary, "traffic"), section(run.summary, "time")
-    up, down = traffic.get("uplink_bytes"), traffic.get("downlink_bytes")
-    extra = [traffic.get(f"evaluation_{way}_bytes") for way in ("uplink", "downlink")]
-    evaluation = "" if None in extra else f"; evaluation {size(extra[0])} up, {size(extra[1])} down"
-    failed = (run.summary or {}).get("clients_failed")
-    if failed is None and run.rounds:  # a round on record means failures would be, too
-        failed = sum(row.kind != "skipped" for row in run.failures)
-    share = time.get("efficiency")
-    scalars = [traffic.get(f"{way}_scalars_per_round") for way in ("uplink", "downlink")]
-    return [
-        ("scalars up / round", human(scalars[0]), f"{_exact(scalars[0])}all participants"),
-        ("scalars down / round", human(scalars[1]), f"{_exact(scalars[1])}all participants"),
-        ("training FLOPs / round", human(flops_per_round(run)),
-         "operations of all clients that trained, fullest round"),
-        ("bytes up, down", _two(size(up), size(down)), f"training, whole run{evaluation}"),
-        ("time", duration(time.get("total_s")), _time_note(time)),
-        ("client compute", duration(time.get("client_compute_s")), "summed over clients"),
-        ("efficiency", NOT_RECORDED if share is None else percent(share, 0),
-         "client compute / (wall time \u00d7 workers)"),
-        ("failures", grouped(failed),
-         f"client rounds left out; rounds recorded: {len(run.rounds) or 'none'}"),
-    ]  # fmt: skip
-
-
-def _exact(number: float | None) -> str:
-    return "" if number is None else f"{grouped(number)}, "
-
-
-def _two(up: str, down: str) -> str:
-    return up if up == down == NOT_RECORDED else f"{up} <small>↑</small> {down} <small>↓</small>"
-
-
-def _time_note(time: dict[str, Any]) -> str:
-    median = time.get("round_s_median")
-    return "whole run" if median is None else f"whole run; median round {duration(median)}"
-
-
-def _charts(run: RunData) -> str:
-    results = accuracy_over_rounds(run, scope(run)) + by_architecture(run)
-    results += accuracy_over_traffic(run) + loss_over_rounds(run)
-    costs = traffic_per_round(run) + cumulative_traffic(run)
-    costs += time_per_round(run) + cost_to_reach(run)
+def _charts(run: RunData, tasks: Sequence[View]) -> str:
+    results = "".join(accuracy_over_rounds(view, scope(run, view)) for view in tasks)
+    results += by_architecture(run, tasks) + accuracy_over_traffic(run, tasks)
+    results += loss_over_rounds(run) + change_by_client(run)
+    costs = traffic_per_round(run) + cumulative_traffic(run) + time_per_round(run)
+    costs += "".join(cost_to_reach(run, view) for view in tasks)
+    heading = "Accuracy and loss" if tasks[0].name == "accuracy" else "Scores and loss"
     return (
-        f'<h2>Accuracy and loss</h2><div class="charts">{results}</div>'
+        f'<h2>{heading}</h2><div class="charts">{results}</div>'
         f'<h2>Cost</h2><div class="charts">{costs}</div>'
     )
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from server_app.report.data import RunData
+from server_app.report.tasks import View, client_tasks, views
+from server_app.scores import ClientTask, tasks_in_order
 
 #: (round, phase) -> client -> (value, examples)
 Measured = dict[tuple[int, str], dict[int, tuple[float, float]]]
@@ -80,11 +82,20 @@ def curve(table: Measured, phase: str) -> list[Point]:
 
 
 def losses(run: RunData) -> dict[str, list[tuple[float, float]]]:
-    """Return (round, value) by loss term: clients weighted by examples, the server's as it is."""
+    """Return (round, value) by loss term: clients weighted by examples, the server's as it is.
+
+    Losses of unlike tasks are not averaged: where a run has several, a client's term is named
+    "loss · multilabel".
+    """
+    tasks = client_tasks(run)
+    several = len(tasks_in_order(tasks)) > 1
     pairs: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
     for row in run.metrics:
         if row.phase in ("train", "aggregate") and "loss" in row.metric:
-            pairs[row.metric, row.round].append((row.value, row.examples or 1.0))
+            name = row.metric
+            if several and row.client is not None:
+                name += f" · {tasks.get(row.client, ClientTask()).task}"
+            pairs[name, row.round].append((row.value, row.examples or 1.0))
     terms: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for name, number in sorted(pairs):
         mean = weighted_mean(pairs[name, number])
@@ -210,32 +221,41 @@ class History:
 
 
 def histories(run: RunData) -> tuple[dict[int, History], bool]:
-    """Follow every client through the run.
+    """Follow every client through the run, by the score of its task.
 
     Returns
     -------
-    The history by client id, and whether "best" is the accuracy in the client's best validation
-    round (True) or merely the highest accuracy seen, for want of validation values (False).
+    The history by client id, and whether "best" is the score in the client's best validation
+    round (True) or merely the highest score seen, for want of validation values (False).
     """
     found: dict[int, History] = defaultdict(History)
-    accuracy, validation = measured(run, "accuracy"), measured(run, "validation_accuracy")
-    line = placed(accuracy, main_phase(accuracy))
-    rule = placed(validation, main_phase(accuracy))
-    best: dict[int, tuple[float, float]] = {}
-    for x, (_, values) in line.items():
-        scores = (rule[x][1] if x in rule else {}) if rule else values
-        for client, (value, _) in values.items():
-            entry = found[client]
-            entry.first = value if entry.first is None else entry.first
-            entry.final = value
-            if client in scores and (client not in best or scores[client][0] > best[client][0]):
-                best[client] = (scores[client][0], value)
-                entry.best = value
+    by_validation = [_add_scores(view, found) for view in views(run)]
     for row in run.metrics:
         if row.phase == "train" and row.client is not None:
             found[row.client].rounds_trained.add(row.round)
     _add_traffic_and_failures(run, found)
-    return dict(found), bool(rule)
+    return dict(found), all(by_validation)
+
+
+def _add_scores(view: View, found: dict[int, History]) -> bool:
+    """Add the scores of one task; say whether "best" could be chosen by validation values."""
+    scores, validation = (
+        measured(view.run, name) for name in (view.metric, f"validation_{view.metric}")
+    )
+    line = placed(scores, main_phase(scores))
+    rule = placed(validation, main_phase(scores))
+    best: dict[int, tuple[float, float]] = {}
+    for x, (_, values) in line.items():
+        chosen_by = (rule[x][1] if x in rule else {}) if rule else values
+        for client, (value, _) in values.items():
+            entry = found[client]
+            entry.first = value if entry.first is None else entry.first
+            entry.final = value
+            by = chosen_by.get(client)
+            if by is not None and (client not in best or by[0] > best[client][0]):
+                best[client] = (by[0], value)
+                entry.best = value
+    return bool(rule)
 
 
 def _add_traffic_and_failures(run: RunData, found: dict[int, History]) -> None:

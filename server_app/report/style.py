@@ -106,7 +106,7 @@ th button{all:unset;cursor:pointer}th button:hover,th button:focus-visible{color
 text-decoration:underline}
 th[aria-sort=ascending] button:after{content:" ↑"}th[aria-sort=descending] button:after{
 content:" ↓"}
-.clients td:nth-child(11){font-weight:600}
+.clients td.last{font-weight:600}
 .classes{vertical-align:-4px;margin-right:7px;fill:var(--soft)}.slots{stroke:var(--rule)}
 .key{display:inline-block;width:8px;height:8px;border-radius:50%;background:var(--c);
 margin-right:8px}

@@ -27,6 +27,11 @@ def percent(share: float | None, digits: int = 1) -> str:
     return NOT_EVALUATED if share is None else f"{100 * share:.{digits}f}\u202f%"
 
 
+def change(percentage: float) -> str:
+    """Write a relative change with its sign: ``9.86`` -> ``+9.9 %``."""
+    return f"{percentage:+.1f}\u202f%"
+
+
 def human(number: float | None, unit: str = "", step: int = 1000) -> str:
     """Three figures and a decimal prefix: ``1234567`` -> ``1.23 M``; None -> "not recorded"."""
     if number is None or not math.isfinite(number):

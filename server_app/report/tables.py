@@ -1,19 +1,21 @@
 """The tables of the report: clients, failures, settings and files."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from server_app.report.charts import colour_of_models
-from server_app.report.data import Client, RunData
+from server_app.report.data import Client, RunData, section
 from server_app.report.stats import (
     History,
+    curve,
     histories,
     main_phase,
     measured,
     placed,
     weighted_mean,
 )
-from server_app.report.svg import NOT_RECORDED, esc, grouped, human, percent, size
+from server_app.report.svg import NOT_RECORDED, change, esc, grouped, human, percent, size
+from server_app.report.tasks import View, has_tasks, views
 
 MOST_CLASS_BARS = 40
 MOST_FAILURES = 200
@@ -21,6 +23,14 @@ MOST_REASON = 600
 #: Above this many clients the class strips lose their hover text, to keep the page small.
 MOST_CLASS_TITLES = 200
 DASH = "&ndash;"
+
+
+class Extra(NamedTuple):
+    """Columns that not every client table has: the tasks, and changes against a Local run."""
+
+    tasks: bool
+    changes: dict[str, float]
+
 
 FILES = {
     "config.json": "resolved settings, versions, seed, hash of the split",
@@ -68,7 +78,7 @@ def _cell(text: str, sort: float | None) -> str:
     return f'<td data-s="{"" if sort is None else format(sort, ".6g")}">{text}</td>'
 
 
-def _client_row(card: Client, entry: History, dot: str, strip: str) -> str:
+def _client_row(card: Client, entry: History, dot: str, strip: str, extra: Extra) -> str:
     whole = [card.parameters, card.train_examples, card.validation_examples, card.test_examples]
     cells = [_cell(human(whole[0]), whole[0]), f'<td class="left">{strip}</td>']
     cells += [_cell(grouped(number), number) for number in whole[1:]]
@@ -76,15 +86,28 @@ def _client_row(card: Client, entry: History, dot: str, strip: str) -> str:
     cells.append(_cell(str(trained), trained))
     cells += [
         _cell(DASH if value is None else percent(value), value)
-        for value in (entry.first, entry.best, entry.final)
+        for value in (entry.first, entry.best)
     ]
+    final = DASH if entry.final is None else percent(entry.final)
+    cells.append(_cell(final, entry.final).replace("<td", '<td class="last"', 1))
+    if extra.changes:
+        own = extra.changes.get(str(card.client))
+        cells.append(_cell(DASH if own is None else change(own), own))
     cells += [
         _cell(DASH if value is None else size(value), value)
         for value in (entry.up_bytes, entry.down_bytes)
     ]
     cells.append(_cell(str(entry.failures), entry.failures))
     model = f'<td class="left"><i class="key {dot}"></i>{esc(card.model)}</td>'
+    if extra.tasks:
+        model = f'<td class="left">{esc(card.task)} <small>{esc(card.metric)}</small></td>' + model
     return f'<tr title="{esc(card.device)}"><td>{card.client}</td>{model}{"".join(cells)}</tr>'
+
+
+def _heading(name: str) -> str:
+    css = " class=left" if name in ("task", "model", "classes") else ""
+    text = name if name == "classes" else f'<button type="button">{name}</button>'
+    return f'<th scope="col"{css}>{text}</th>'
 
 
 def client_table(run: RunData, scope: str) -> str:
@@ -95,42 +118,77 @@ def client_table(run: RunData, scope: str) -> str:
     colours = colour_of_models(run.clients)
     classes = sorted({label for card in run.clients for label, _ in card.class_counts})
     titled = len(run.clients) <= MOST_CLASS_TITLES
+    extra = Extra(has_tasks(run), section(section(run.summary, "delta"), "by_client"))
     rows = [
         _client_row(
             card,
             past.get(card.client, History()),
             colours[card.model],
             class_strip(card, classes, titled),
+            extra,
         )
         for card in run.clients
     ]
+    score = "score" if views(run)[0].task else "accuracy"
     best = (
-        "“best” is the accuracy in the client's best validation round"
+        f"“best” is the {score} in the client's best validation round"
         if by_validation
-        else "“best” is the highest accuracy measured (no validation values, so optimistic)"
+        else f"“best” is the highest {score} measured (no validation values, so optimistic)"
     )
-    heads = ["id", "model", "parameters", "classes", "train", "valid.", "test", "rounds trained"]
-    heads += ["first", "best", "final", "uplink", "downlink", "failures"]
-    head = "".join(
-        f'<th scope="col"{" class=left" if name in ("model", "classes") else ""}>'
-        + (name if name == "classes" else f'<button type="button">{name}</button>')
-        + "</th>"
-        for name in heads
-    )
+    heads = ["id", *(["task"] if extra.tasks else []), "model", "parameters", "classes", "train"]
+    heads += ["valid.", "test", "rounds trained", "first", "best", "final"]
+    heads += [*(["delta"] if extra.changes else []), "uplink", "downlink", "failures"]
     return (
         f"<p class=note>{esc(scope)}; {best}; {DASH} is not measured. Bars show training examples "
         "by class, each client to its own scale, and the number held. Click a heading to "
         'sort.</p><div class="scroll" tabindex="0"><table class="clients"><thead><tr>'
-        f"{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+        f"{''.join(map(_heading, heads))}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
 
 
-def model_table(run: RunData) -> str:
-    """Return the last accuracy of every architecture and their mean; "" for fewer than two."""
+def task_table(run: RunData, tasks: Sequence[View]) -> str:
+    """Return what came out of every task; "" for a run that one accuracy tells of."""
+    if not tasks[0].task:
+        return ""
+    scores, delta = section(run.summary, "scores"), section(run.summary, "delta")
+    rows = ""
+    for view in tasks:
+        entry = section(scores, view.task)
+        table = measured(view.run, view.metric)
+        points = curve(table, main_phase(table))
+        final, best = points[-1].mean if points else None, entry.get("best")
+        by = entry.get("best_round")
+        own = section(delta, "by_task").get(view.task)
+        cells = [
+            str(len(view.run.clients)),
+            str(points[-1].clients if points else 0),
+            DASH if final is None else percent(final),
+            DASH if best is None else f"{percent(best)} <small>round {esc(by)}</small>",
+            DASH if own is None else change(own),
+        ]
+        numbers = "".join(f"<td>{cell}</td>" for cell in cells)
+        names = f'<td class="left">{esc(view.task)}</td><td class="left">{esc(view.metric)}</td>'
+        rows += f"<tr>{names}{numbers}</tr>"
+    return (
+        "<h2>Scores by task</h2><p class=note>Means over the clients of one task, weighted by test "
+        f"examples; delta counts its clients alike. {DASH} is not measured, or known when the run "
+        'completes.</p><div class="scroll"><table class="models"><thead><tr>'
+        '<th class="left">task</th><th class="left">score</th><th>clients</th><th>evaluated</th>'
+        f"<th>final</th><th>best</th><th>delta</th></tr></thead><tbody>{rows}</tbody></table></div>"
+    )
+
+
+def model_table(tasks: Sequence[View]) -> str:
+    """Return the last score of every architecture and their mean.
+
+    "" for fewer than two architectures, and for several tasks, whose scores have no mean.
+    """
+    view = tasks[0]
+    run = view.run
     models = list(dict.fromkeys(card.model for card in run.clients))
-    table = measured(run, "accuracy")
+    table = measured(run, view.metric)
     line = list(placed(table, main_phase(table)).values())
-    if len(models) < 2 or not line:
+    if len(tasks) > 1 or len(models) < 2 or not line:
         return ""
     label, last = line[-1]
     colours = colour_of_models(run.clients)
@@ -146,11 +204,11 @@ def model_table(run: RunData) -> str:
         rows += f'<tr><td class="left">{name}</td>{cells}<td>{shown}</td></tr>'
     average = percent(sum(means) / len(means)) if means else DASH
     return (
-        f"<h2>Accuracy by architecture</h2><p class=note>{esc(label)} evaluation; a mean over an "
-        "architecture's clients is weighted by test examples, the mean of all counts architectures "
-        'alike.</p><div class="scroll"><table class="models"><thead><tr><th class="left">model</th>'
-        "<th>clients</th><th>evaluated</th><th>accuracy</th></tr></thead>"
-        f'<tbody>{rows}<tr><td class="left">mean over models</td><td></td><td></td>'
+        f"<h2>{esc(view.title)} by architecture</h2><p class=note>{esc(label)} evaluation; a mean "
+        "over an architecture's clients is weighted by test examples, the mean of all counts "
+        'architectures alike.</p><div class="scroll"><table class="models"><thead><tr>'
+        f'<th class="left">model</th><th>clients</th><th>evaluated</th><th>{esc(view.metric)}</th>'
+        f'</tr></thead><tbody>{rows}<tr><td class="left">mean over models</td><td></td><td></td>'
         f"<td>{average}</td></tr></tbody></table></div>"
     )
 

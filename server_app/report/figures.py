@@ -1,0 +1,176 @@
+"""The key figures of the report, and what stands behind them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from server_app.report.data import RunData, section
+from server_app.report.stats import Point, curve, flops_per_round, main_phase, measured
+from server_app.report.svg import (
+    NOT_EVALUATED,
+    NOT_RECORDED,
+    change,
+    duration,
+    esc,
+    grouped,
+    human,
+    percent,
+    size,
+)
+from server_app.report.tasks import View, has_tasks, views
+
+MOST_LEFT_OUT = 5
+TILES_A_ROW = 4
+
+Figure = tuple[str, str, str]  # label, value as HTML, explanation as plain text
+
+
+def _points(view: View) -> list[Point]:
+    table = measured(view.run, view.metric)
+    return curve(table, main_phase(table))
+
+
+def scope(run: RunData, view: View | None = None) -> str:
+    """Say how many clients stand behind a mean, whose model and which test split.
+
+    Without a view it is about all clients of the run.
+    """
+    accuracy = section(run.summary, "accuracy")
+    known: Any = len(run.clients) or (run.summary or {}).get("clients")
+    evaluated = accuracy.get("clients_evaluated")
+    if view is not None and view.task:
+        points = _points(view)
+        evaluated, known = (points[-1].clients if points else 0), len(view.run.clients)
+    elif evaluated is None or has_tasks(run):
+        last = [points[-1].clients for each in views(run) if (points := _points(each))]
+        evaluated = sum(last)
+    split = accuracy.get("test_split") or run.settings.get("test-split")
+    model = accuracy.get("model")
+    return ", ".join(
+        [
+            f"{evaluated} of {'?' if known is None else known} clients",
+            f"{model} models" if model else "model kind not recorded",
+            f"{split} test split" if split else "test split not recorded",
+        ]
+    )
+
+
+def key_figures(run: RunData, tasks: Sequence[View]) -> str:
+    """Return the tiles below the header: scores, change against a Local run, costs."""
+    plain = not tasks[0].task
+    figures = _accuracy_figures(run) if plain else [_task_figure(run, view) for view in tasks]
+    figures += _delta_figure(run) + _cost_figures(run)
+    tiles = "".join(
+        f"<div><dt>{esc(label)}</dt><dd{' class=lead' if index == 0 else ''}>{value}</dd>"
+        f"<p>{esc(text)}</p></div>"
+        for index, (label, value, text) in enumerate(figures)
+    )
+    # Empty tiles fill the last row, whose ground would show as one dark bar otherwise.
+    tiles += '<div aria-hidden="true"></div>' * (-len(figures) % TILES_A_ROW)
+    return f'<dl class="keys">{tiles}</dl>'
+
+
+def _accuracy_figures(run: RunData) -> list[Figure]:
+    who = scope(run)
+    if run.summary is None:
+        points = _points(views(run)[0])
+        latest = points[-1] if points else None
+        return [
+            ("latest accuracy", percent(latest.mean if latest else None),
+             f"{latest.label}; {who}" if latest else "no evaluation so far"),
+            ("best accuracy", NOT_RECORDED, "chosen when the run completes"),
+            ("spread over clients", f"± {percent(latest.std)}" if latest else NOT_EVALUATED,
+             "one standard deviation, clients alike"),
+            ("worst client", NOT_RECORDED, "written when the run completes"),
+        ]  # fmt: skip
+    accuracy = section(run.summary, "accuracy")
+    mean, std = accuracy.get("mean_over_clients"), accuracy.get("std_over_clients")
+    spread = percent(mean) if mean is None or std is None else f"{percent(mean)} ± {100 * std:.1f}"
+    return [
+        ("final accuracy", percent(accuracy.get("final")), f"weighted by examples; {who}"),
+        ("best accuracy", percent(accuracy.get("best")), _best_rule(accuracy, "accuracy")),
+        ("mean ± std over clients", spread, f"every client counts alike; {who}"),
+        ("worst client", percent(accuracy.get("worst_client")), "lowest final accuracy"),
+    ]
+
+
+def _task_figure(run: RunData, view: View) -> Figure:
+    """Return one task's last score and, of a completed run, its best one."""
+    entry = section(section(run.summary, "scores"), view.task)
+    points = _points(view)
+    if not entry:
+        latest = points[-1] if points else None
+        text = f"{latest.label}; {scope(run, view)}" if latest else "no evaluation so far"
+        return (f"latest {view.name}", percent(latest.mean if latest else None), text)
+    text = f"weighted by examples; {scope(run, view)}"
+    if entry.get("best") is not None:
+        text += f"; best {percent(entry['best'])} in {_best_rule(entry, view.metric)}"
+    return (f"final {view.name}", percent(entry.get("final")), text)
+
+
+def _delta_figure(run: RunData) -> list[Figure]:
+    """Return the mean relative change against a Local run, if there is one."""
+    delta = section(run.summary, "delta")
+    if delta.get("percent") is None:
+        return []
+    by_task = section(delta, "by_task")
+    text = f"mean relative change of {delta.get('clients_compared')} clients' last scores"
+    if len(by_task) > 1:
+        text += ": " + ", ".join(f"{task} {change(value)}" for task, value in by_task.items())
+    left_out = section(delta, "left_out")
+    if left_out:
+        named = list(left_out.items())[:MOST_LEFT_OUT]
+        text += "; not in it: " + ", ".join(f"client {client} ({why})" for client, why in named)
+        text += " …" if len(left_out) > len(named) else ""
+    return [(f"delta against {delta.get('against')}", change(delta["percent"]), text)]
+
+
+def _best_rule(entry: dict[str, Any], metric: str) -> str:
+    if entry.get("best") is None:
+        return "no evaluation, no choice"
+    rule, number = entry.get("best_by"), entry.get("best_round")
+    place = "round not recorded" if number is None else f"round {number}"
+    if entry.get("best_phase") == "final":
+        place = f"closing evaluation after {place}"
+    if rule == "validation":
+        return f"{place}, chosen by highest validation {metric}; value on the test split"
+    if rule == "test":
+        return f"{place}, chosen by highest test {metric} itself, so optimistic"
+    return f"{place}, rule of choice not recorded"
+
+
+def _cost_figures(run: RunData) -> list[Figure]:
+    traffic, time = section(run.summary, "traffic"), section(run.summary, "time")
+    up, down = traffic.get("uplink_bytes"), traffic.get("downlink_bytes")
+    extra = [traffic.get(f"evaluation_{way}_bytes") for way in ("uplink", "downlink")]
+    evaluation = "" if None in extra else f"; evaluation {size(extra[0])} up, {size(extra[1])} down"
+    failed = (run.summary or {}).get("clients_failed")
+    if failed is None and run.rounds:  # a round on record means failures would be, too
+        failed = sum(row.kind != "skipped" for row in run.failures)
+    share = time.get("efficiency")
+    scalars = [traffic.get(f"{way}_scalars_per_round") for way in ("uplink", "downlink")]
+    return [
+        ("scalars up / round", human(scalars[0]), f"{_exact(scalars[0])}all participants"),
+        ("scalars down / round", human(scalars[1]), f"{_exact(scalars[1])}all participants"),
+        ("training FLOPs / round", human(flops_per_round(run)),
+         "operations of all clients that trained, fullest round"),
+        ("bytes up, down", _two(size(up), size(down)), f"training, whole run{evaluation}"),
+        ("time", duration(time.get("total_s")), _time_note(time)),
+        ("client compute", duration(time.get("client_compute_s")), "summed over clients"),
+        ("efficiency", NOT_RECORDED if share is None else percent(share, 0),
+         "client compute / (wall time \u00d7 workers)"),
+        ("failures", grouped(failed),
+         f"client rounds left out; rounds recorded: {len(run.rounds) or 'none'}"),
+    ]  # fmt: skip
+
+
+def _exact(number: float | None) -> str:
+    return "" if number is None else f"{grouped(number)}, "
+
+
+def _two(up: str, down: str) -> str:
+    return up if up == down == NOT_RECORDED else f"{up} <small>↑</small> {down} <small>↓</small>"
+
+
+def _time_note(time: dict[str, Any]) -> str:
+    median = time.get("round_s_median")
+    return "whole run" if median is None else f"whole run; median round {duration(median)}"
