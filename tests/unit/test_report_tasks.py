@@ -25,6 +25,7 @@ from tests.unit.task_runs import (
 from tests.unit.test_report import page_of, parse
 
 METRICS = metrics_of(MIXED)
+DASH = html.unescape("&ndash;")
 FIRST = {0: 0.2, 1: 0.4, 2: 0.5, 3: 0.9, 4: 0.15, 5: 0.25}
 LAST = {0: 0.3, 1: 0.5, 2: 0.6, 3: 0.8, 4: 0.35, 5: 0.65}
 
@@ -95,7 +96,7 @@ def test_the_tables_of_clients_and_tasks_name_task_and_metric(tmp_path: Path) ->
     assert clients[1][at : at + 3] == ["20.0 %", "20.0 %", "30.0 %"]
     assert "delta" not in clients[0]
     assert rows_of(page, "Scores by task")[1:3] == [
-        ["multilabel", "map", "2", "2", "40.0 %", "30.0 % round 1", html.unescape("&ndash;")],
+        ["multilabel", "map", "2", "2", "40.0 %", "30.0 % round 1", DASH],
         [
             "classification",
             "accuracy",
