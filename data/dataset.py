@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data import folders, scene_items, scenes, sources, texts
+from data import coco, folders, scene_items, scenes, sources, texts, voc
 from data.annotated import (
     AnnotatedDataset,
     RawAnnotated,
@@ -113,12 +113,16 @@ _BUILDERS: dict[str, Callable[[Path | None, int, Path], RawImages]] = {
 }
 _ANNOTATED_BUILDERS: dict[str, Callable[[Path | None, int, Path], RawAnnotated]] = {
     "scenes": scenes.scenes,
+    "voc": voc.voc,
+    "coco": coco.coco,
 }
 _TEXT_BUILDERS: dict[str, Callable[[Path | None], RawTexts]] = {"tsv": texts.tsv}
 # What an entry depends on besides the folder's name.
 _STAMPS: dict[str, Callable[[Path | None], str]] = {
     "imagefolder": folders.folder_stamp,
     "scenes": scene_items.scene_source,
+    "voc": voc.list_stamp,
+    "coco": coco.annotation_stamp,
     "tsv": texts.file_stamp,
 }
 

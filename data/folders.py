@@ -8,23 +8,15 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
 
-from data.raw import (
-    RawImages,
-    create_image_file,
-    split_without_official_test,
-    thread_map,
-)
+from data.decode import decode_images
+from data.raw import RawImages, split_without_official_test
 from data.spec import DataError
 from data.standard_places import find_folder
 
 _SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
 )
-_GRAYSCALE_MODES = frozenset({"1", "L", "LA", "La"})
-# Pillow clips these to 255 when converting, which would silently turn an image white.
-_DEEP_MODES = ("I", "F")
 
 Labelled = list[tuple[Path, int]]
 
@@ -68,7 +60,7 @@ def image_folder(data_dir: Path | None, image_size: int, target: Path) -> RawIma
             f"imagefolder: {train.parent} has class folders but no image in them; accepted "
             f"suffixes are {', '.join(sorted(_SUFFIXES))}."
         )
-    images = _decode([path for path, _ in files], image_size, target)
+    images = decode_images([path for path, _ in files], image_size, target)
     return RawImages(images, _labels(files), train_size, classes)
 
 
@@ -155,7 +147,7 @@ def tiny_imagenet(data_dir: Path | None, image_size: int, target: Path) -> RawIm
         test_files.append((root / "val" / "images" / file_name, numbers[wordnet_id]))
     files = train_files + test_files
     # A few of its images are stored as grayscale; the dataset as a whole is RGB.
-    images = _decode([path for path, _ in files], image_size, target)
+    images = decode_images([path for path, _ in files], image_size, target)
     return RawImages(images, _labels(files), len(train_files), classes)
 
 
@@ -222,63 +214,3 @@ def _labelled_files(part: Path, classes: tuple[str, ...]) -> Labelled:
 
 def _labels(files: Labelled) -> NDArray[np.int64]:
     return np.array([label for _, label in files], dtype=np.int64)
-
-
-def _decode(paths: list[Path], image_size: int, target: Path) -> NDArray[np.uint8]:
-    """Decode files into one mapped array (N, C, H, W)."""
-    # Headers first: channels and size must be known before the array can be made.
-    headers = thread_map(_header, paths)
-    gray = all(mode in _GRAYSCALE_MODES for mode, _ in headers)
-    size = (image_size, image_size) if image_size else _common_size(paths, headers)
-    images = create_image_file(target, (len(paths), 1 if gray else 3, size[1], size[0]))
-
-    def decode(row: int) -> None:
-        try:
-            with Image.open(paths[row]) as image:
-                picture = image.convert("L" if gray else "RGB")
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise _unreadable(paths[row], error) from error
-        if picture.size != size:
-            picture = picture.resize(size, Image.Resampling.BILINEAR)
-        pixels = np.asarray(picture)
-        images[row] = pixels if gray else pixels.transpose(2, 0, 1)
-
-    thread_map(decode, range(len(paths)))
-    return images
-
-
-def _header(path: Path) -> tuple[str, tuple[int, int]]:
-    """Return an image file's Pillow mode and (width, height)."""
-    try:
-        with Image.open(path) as image:
-            mode, size = image.mode, image.size
-    except UnidentifiedImageError as error:
-        raise _unreadable(path, "not an image, or cut off") from error
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise _unreadable(path, error) from error
-    if mode.startswith(_DEEP_MODES):
-        raise DataError(
-            f"{path} has more than 8 bits a pixel (Pillow mode {mode}); save it as 8-bit "
-            "grayscale or RGB, scaled as your task needs."
-        )
-    return mode, size
-
-
-def _unreadable(path: Path, reason: object) -> DataError:
-    return DataError(f"Cannot read the image {path} ({reason}); replace or delete the file.")
-
-
-def _common_size(paths: list[Path], headers: list[tuple[str, tuple[int, int]]]) -> tuple[int, int]:
-    first = headers[0][1]
-    for path, (_, size) in zip(paths, headers, strict=True):
-        if size != first:
-            raise DataError(
-                f"Images differ in size: {paths[0]} is {first[0]}x{first[1]}, {path} is "
-                f"{size[0]}x{size[1]}; set one for all, for example image-size={min(first)}."
-            )
-    if first[0] != first[1]:
-        raise DataError(
-            f"Images must be square and {paths[0]} is {first[0]}x{first[1]}; set a side to "
-            f"resize to, for example image-size={min(first)}."
-        )
-    return first

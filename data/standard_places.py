@@ -29,11 +29,14 @@ class KnownFiles:
         Names that must all be there; an IDX file may also have the suffix .gz.
     fetch : str
         Shell command that fetches them, with {folder} for the destination.
+    any_of : tuple[str, ...]
+        Names one of which at least must be there too.
     """
 
     folders: tuple[str, ...]
     files: tuple[str, ...]
     fetch: str
+    any_of: tuple[str, ...] = ()
 
 
 _MNIST_FILES = tuple(
@@ -69,6 +72,22 @@ KNOWN_FILES: dict[str, KnownFiles] = {
         ("train", "val/images", "val/val_annotations.txt"),
         "curl -fL --create-dirs -o {folder}/t.zip"
         " http://cs231n.stanford.edu/tiny-imagenet-200.zip && unzip -q {folder}/t.zip -d {folder}",
+    ),
+    "voc": KnownFiles(
+        (".", "voc", "VOC"),
+        (),
+        "mkdir -p {folder} && curl -fL"
+        " http://host.robots.ox.ac.uk/pascal/VOC/voc2012/VOCtrainval_11-May-2012.tar"
+        " | tar x -C {folder}",
+        ("VOCdevkit/VOC2007/Annotations", "VOCdevkit/VOC2012/Annotations"),
+    ),
+    "coco": KnownFiles(
+        (".", "coco", "COCO"),
+        (),
+        "mkdir -p {folder} && cd {folder} && for part in zips/train2017 zips/val2017"
+        " annotations/annotations_trainval2017; do curl -fLO"
+        " http://images.cocodataset.org/$part.zip && unzip -q $(basename $part).zip; done",
+        ("annotations/instances_train2017.json", "annotations/instances_val2017.json"),
     ),
 }
 
@@ -107,7 +126,8 @@ def search_folder(name: str, data_dir: Path | None) -> Path | None:
     for place in places:
         for relative in known.folders:
             folder = place / relative
-            if all(_present(folder / file) for file in known.files):
+            one = not known.any_of or any((folder / file).exists() for file in known.any_of)
+            if one and all(_present(folder / file) for file in known.files):
                 return folder
     return None
 
@@ -133,9 +153,10 @@ def missing_data(name: str, data_dir: Path | None, reason: str = "") -> DataErro
     destination = data_dir if data_dir is not None else download_folder()
     looked = ", ".join(str(place) for place in places)
     inside = " or ".join(folder for folder in known.folders if folder != ".")
+    files = ", ".join(known.files) or " or ".join(known.any_of)
     return DataError(
         f"{name}: no data found in {looked}{f' ({reason})' if reason else ''}. Expected the files "
-        f"{', '.join(known.files)} there or in its sub-folder {inside}. Fetch them with: "
+        f"{files} there or in its sub-folder {inside}. Fetch them with: "
         f"{known.fetch.format(folder=destination)}"
     )
 
