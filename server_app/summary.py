@@ -48,7 +48,7 @@ def summarise(directory: Path, run: RunConfig, clients: int) -> dict[str, Any]:
         "accuracy": _accuracy(with_accuracy, run) | over_models,
         "accuracy_by_model": by_model,
         "scores": {
-            task: _task_scores(scores.of_task(task), metric)
+            task: task_scores(scores.of_task(task), metric)
             for task, metric in scores.tasks.items()
         },
         "delta": delta,
@@ -140,7 +140,7 @@ def _left_out(found: Delta) -> str:
     return "; ".join(f"client {i}: {why}" for i, why in list(found.left_out.items())[:10])
 
 
-def _task_scores(scores: Scores, metric: str) -> dict[str, Any]:
+def task_scores(scores: Scores, metric: str) -> dict[str, Any]:
     """Return what came out of one task: means over its clients, weighted by examples."""
     means, by_validation = _means(scores.tests), _means(scores.validations)
     best, last = _best(means, by_validation), list(means)[-1] if means else None
@@ -170,7 +170,7 @@ def _best(
 
 def _accuracy(scores: Scores, run: RunConfig) -> dict[str, Any]:
     """Return what came out for all clients whose main score is accuracy."""
-    found = _task_scores(scores, "accuracy")
+    found = task_scores(scores, "accuracy")
     last = list(scores.tests.values())[-1] if scores.tests else {}
     final = [value for value, _ in last.values()]
     return {

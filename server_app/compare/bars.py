@@ -45,7 +45,7 @@ def bar_chart(found: Difference, first: str, second: str) -> str:
         # Places 0 to n - 1 with half a place of room on both sides.
         Scale(-0.5, len(rows) - 0.5, LEFT + 4, RIGHT - 4),
         Scale(low - room * (low < 0), high + room, BOTTOM, TOP),
-        f"{found.title}, difference of final accuracy by client",
+        f"{found.title}, difference of final {found.score} by client",
     )
     named = len(rows) <= MOST_NAMED
     plot.grid(
@@ -59,8 +59,8 @@ def bar_chart(found: Difference, first: str, second: str) -> str:
     labels = ((first, found.first), (second, found.second))
     legend = [(f"k bar {css}", f"{label} is better") for css, label in labels]
     note = (
-        f"{statement(found)}. Final accuracy in percentage points, mean over the seeds that are "
-        "complete for both."
+        f"{statement(found)}. Final {found.score} in percentage points, mean over the seeds that "
+        "are complete for both."
     )
     return figure(found.title, note, legend, plot.render())
 

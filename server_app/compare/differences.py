@@ -1,12 +1,14 @@
-"""Final accuracies of two methods, subtracted client by client."""
+"""Final accuracies (main scores) of two methods, subtracted client by client."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from server_app.compare.cells import NOT_EVALUATED, Spread, spread
 from server_app.compare.plan import Plan
-from server_app.compare.results import NOT_EVALUATED, Row, Spread, spread
+from server_app.compare.results import Row
+from server_app.scores import ClientTask, is_plain, tasks_in_order
 
 NOT_COMPLETE = "not complete"
 
@@ -23,7 +25,7 @@ class ClientDifference:
     client : int
         Its id.
     first, second : float
-        Its mean final accuracy with either method.
+        Its mean final main score with either method.
     difference : Spread
         First minus second.
     seeds : int
@@ -55,6 +57,8 @@ class Difference:
         In the order of the ids.
     missing : list of int
         Clients that no shared seed evaluated with both methods.
+    tasks : dict of int to ClientTask
+        By client.
     """
 
     first: str
@@ -65,6 +69,17 @@ class Difference:
     planned: int
     clients: Sequence[ClientDifference]
     missing: Sequence[int]
+    tasks: Mapping[int, ClientTask]
+
+    @property
+    def metrics(self) -> dict[str, str]:
+        """The metric of every task; differences of several have no common mean."""
+        return tasks_in_order(self.tasks)
+
+    @property
+    def score(self) -> str:
+        """What is subtracted: "accuracy" or, with other tasks, "score"."""
+        return "accuracy" if is_plain(self.metrics) else "score"
 
     @property
     def title(self) -> str:
@@ -108,6 +123,7 @@ def _difference(first: Row, second: Row, clients: int) -> Difference:
         planned=first.planned,
         clients=found,
         missing=missing,
+        tasks={**second.tasks, **first.tasks},
     )
 
 
@@ -142,10 +158,11 @@ def statement(found: Difference) -> str:
     if not found.clients:
         return NOT_EVALUATED
     signs = [sign(client.difference.mean) for client in found.clients]
-    mean = spread(client.difference.mean for client in found.clients).mean
     equal = f", equal on {signs.count(0)}" if 0 in signs else ""
-    text = f"{first} is better on {signs.count(1)} of {len(signs)} clients{equal}, "
-    text += f"mean difference {points(mean)} points"
+    text = f"{first} is better on {signs.count(1)} of {len(signs)} clients{equal}"
+    if len(found.metrics) < 2:
+        mean = spread(client.difference.mean for client in found.clients).mean
+        text += f", mean difference {points(mean)} points"
     if found.shared < planned:
         text += f" ({found.shared} of {planned} seeds)"
     if found.missing:
@@ -158,8 +175,9 @@ def tables(found: Sequence[Difference]) -> str:
     """Return the differences for GitHub, one table a pair and variant; "" if none are asked for."""
     if not found:
         return ""
+    score = "accuracy" if all(difference.score == "accuracy" for difference in found) else "score"
     intro = (
-        "Final accuracy of each client on its test split, averaged over the seeds that are "
+        f"Final {score} of each client on its test split, averaged over the seeds that are "
         "complete for both methods; ± is the sample standard deviation of the difference over "
         "these seeds."
     )
@@ -178,7 +196,7 @@ def _table(found: Difference) -> list[str]:
         std = row.difference.std
         lines.append(
             (
-                str(row.client),
+                _client_name(found, row.client),
                 f"{100 * row.first:.2f}",
                 f"{100 * row.second:.2f}",
                 points(row.difference.mean) + ("" if std is None else f" ± {100 * std:.2f}"),
@@ -186,3 +204,10 @@ def _table(found: Difference) -> list[str]:
             )
         )
     return ["| " + " | ".join(cells) + " |" for cells in lines]
+
+
+def _client_name(found: Difference, client: int) -> str:
+    """Return a client's id, with its metric where not all have one and the same."""
+    if found.score == "accuracy" or client not in found.tasks:
+        return str(client)
+    return f"{client} ({found.tasks[client].metric})"

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from server_app.compare.bars import CHART_STYLE, bar_chart
+from server_app.compare.cells import Spread
 from server_app.compare.differences import Difference
 from server_app.compare.plan import Plan
-from server_app.compare.results import Row, Spread
+from server_app.compare.results import Row
 from server_app.compare.state import COMPLETE
 from server_app.report.style import LOGO, STYLE
 from server_app.report.svg import (
@@ -45,13 +46,15 @@ def page(
     rows: Sequence[Row],
     heads: Sequence[str],
     body: Sequence[Sequence[str]],
-    explanation: str,
+    notes_below: Sequence[str],
     found: Sequence[Difference] = (),
 ) -> str:
     """Return the whole page as HTML; it makes no request of any kind."""
     done = sum(states.get(run.name) == COMPLETE for run in plan.runs)
     css = "completed" if done == len(plan.runs) else "running"
     names = 2 if any(row.variant for row in rows) else 1
+    about = "".join(f'<p class="note">{esc(text)}</p>' for text in notes_below)
+    score = "Scores" if plan.tasks else "Accuracy"
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -61,9 +64,9 @@ def page(
         f'<body><main>\n<header><div class="eyebrow">{LOGO}Wildflower comparison '
         f'<span class="pill {css}">{done} of {len(plan.runs)} runs complete</span></div>'
         f"<h1>{esc(plan.name)}</h1></header>\n"
-        f'<h2>Accuracy over rounds</h2><div class="charts">{charts(rows)}</div>\n'
+        f'<h2>{score} over rounds</h2><div class="charts">{charts(rows)}</div>\n'
         f"{_differences(found, rows)}"
-        f'<h2>Table</h2><p class="note">{esc(explanation)}</p>{_table(heads, body, names)}\n'
+        f"<h2>Table</h2>{about}{_table(heads, body, names)}\n"
         f"<h2>Runs</h2>{_runs(plan, states, notes)}\n"
         "<footer>Written by wildflower compare from the files of the run directories.</footer>\n"
         "</main></body></html>\n"
@@ -71,13 +74,18 @@ def page(
 
 
 def charts(rows: Sequence[Row]) -> str:
-    """Return one chart a variant; a method has the same colour in all of them."""
+    """Return one chart a variant and task; a method has the same colour in all of them."""
     colours = _colours(rows)
-    variants = list(dict.fromkeys(row.variant for row in rows))
-    return "".join(
-        _chart(variant or "All methods", [row for row in rows if row.variant == variant], colours)
-        for variant in variants
-    )
+    drawn = ""
+    for variant in dict.fromkeys(row.variant for row in rows):
+        own = [row for row in rows if row.variant == variant]
+        names = list(dict.fromkeys(name for row in own for name in row.curves)) or ["accuracy"]
+        title = variant or "All methods"
+        drawn += "".join(
+            _chart(title if names == ["accuracy"] else f"{title}, {name}", name, own, colours)
+            for name in names
+        )
+    return drawn
 
 
 def _differences(found: Sequence[Difference], rows: Sequence[Row]) -> str:
@@ -99,40 +107,42 @@ def _colour(index: int) -> str:
     return f"q{index % len(PALETTE)}{again}"
 
 
-def _chart(title: str, rows: Sequence[Row], colours: Mapping[str, str]) -> str:
-    drawn = [row for row in rows if row.curve]
+def _chart(title: str, name: str, rows: Sequence[Row], colours: Mapping[str, str]) -> str:
+    drawn = {row.label: row for row in rows if row.curves.get(name)}
+    curves = {label: row.curves[name] for label, row in drawn.items()}
     if not drawn:
         return empty(title, "no complete run so far")
-    places = [x for row in drawn for x, _ in row.curve]
-    heights = [y for row in drawn for _, s in row.curve for y in _edges(s)]
+    places = [x for curve in curves.values() for x, _ in curve]
+    heights = [y for curve in curves.values() for _, s in curve for y in _edges(s)]
     low, high = max(0.0, min(heights) - 0.02), min(1.0, max(heights) + 0.02)
     plot = Plot(
         Scale(min(places), max(places), LEFT, RIGHT), Scale(low, high, BOTTOM, TOP),
-        f"Mean accuracy over rounds, {title}",
+        f"Mean {name} over rounds, {title}",
     )  # fmt: skip
     plot.grid(
         [(x, f"{x:g}") for x in ticks(min(places), max(places), whole=True)],
         [(y, f"{100 * y:g} %") for y in ticks(low, high)],
         "round",
     )
-    for row in drawn:
-        _draw(plot, row, colours[row.label])
-    legend = [(f"k {colours[row.label]}", _key(row)) for row in drawn]
+    for label, curve in curves.items():
+        _draw(plot, label, curve, colours[label])
+    legend = [(f"k {colours[label]}", _key(row)) for label, row in drawn.items()]
+    whose = "all clients" if name == "accuracy" else "the clients of this task"
     note = (
-        "mean accuracy over all clients, weighted by test examples; line: mean over seeds, "
+        f"mean {name} over {whose}, weighted by test examples; line: mean over seeds, "
         "area: ± one standard deviation over seeds"
     )
     return figure(title, note, legend, plot.render())
 
 
-def _draw(plot: Plot, row: Row, css: str) -> None:
-    if any(s.std for _, s in row.curve):
-        upper = [(x, _edges(s)[1]) for x, s in row.curve]
-        lower = [(x, _edges(s)[0]) for x, s in row.curve]
+def _draw(plot: Plot, label: str, curve: Sequence[tuple[float, Spread]], css: str) -> None:
+    if any(s.std for _, s in curve):
+        upper = [(x, _edges(s)[1]) for x, s in curve]
+        lower = [(x, _edges(s)[0]) for x, s in curve]
         data = plot.path([*upper, *reversed(lower)])
         plot.parts.append(f'<path class="area {css}" d="{data}Z"/>')
-    title = f"{row.label}: {100 * row.curve[-1][1].mean:.1f} % at the end"
-    plot.line([(x, s.mean) for x, s in row.curve], css, title)
+    title = f"{label}: {100 * curve[-1][1].mean:.1f} % at the end"
+    plot.line([(x, s.mean) for x, s in curve], css, title)
 
 
 def _edges(value: Spread) -> tuple[float, float]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from data.tasks import TaskSpec, assign_task
 from server_app.compare.fields import (
     read_label,
     read_list,
@@ -16,6 +17,7 @@ from server_app.compare.fields import (
     read_text,
     refuse_unknown,
 )
+from server_app.scores import ClientTask, is_plain
 from strategies.base.options import ConfigError
 from strategies.base.run_config import RunConfig, parse_run_config
 
@@ -91,7 +93,8 @@ class Plan:
     target : float, optional
         Accuracy whose cost is asked for.
     reference : str, optional
-        Label of the method whose rounds to the target the others' are divided by.
+        Label of the method whose rounds to the target the others' are divided by, and from whose
+        last scores their relative changes are taken.
     differences : tuple of (str, str)
         Pairs of method labels whose accuracies are subtracted client by client.
     workers : int, optional
@@ -109,6 +112,21 @@ class Plan:
     differences: tuple[tuple[str, str], ...] = ()
     workers: int | None = None
     run_timeout: float = DAY
+
+    @property
+    def tasks(self) -> dict[str, str]:
+        """The metric of every task, in their order; none where every run has one mean accuracy."""
+        found: dict[str, str] = {}
+        several = False
+        for text in dict.fromkeys(run.run.tasks for run in self.runs):
+            specs = [
+                assign_task(text, client) or TaskSpec(ClientTask.task)
+                for client in range(self.clients)
+            ]
+            own = {spec.task: spec.metric for spec in specs}
+            several = several or not is_plain(own)
+            found |= own
+        return found if several else {}
 
 
 def read_plan(path: Path) -> Plan:
@@ -218,13 +236,11 @@ def _reference(top: Mapping[str, Any], labels: list[str]) -> str | None:
         return None
     reference = read_text(top["reference"], "reference")
     refuse_unknown("label in reference", [reference], labels)
-    if top.get("target-accuracy") is None:
-        raise ConfigError("reference: rounds to the target are compared; give a target-accuracy")
     return reference
 
 
 def _differences(items: list[Any], runs: list[PlannedRun]) -> tuple[tuple[str, str], ...]:
-    data = {(run.label, run.seed, run.variant): run.run.data_spec for run in runs}
+    data = {(r.label, r.seed, r.variant): (r.run.data_spec, r.run.tasks) for r in runs}
     labels = list(dict.fromkeys(run.label for run in runs))
     for item in items:
         pair = read_list(item, "an item of differences")

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import statistics
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from server_app.compare.cells import (
+    NOT_EVALUATED,
+    NOT_REACHED,
+    NOT_RECORDED,
+    NOT_RUN,
+    Spread,
+    over_seeds,
+    spread,
+)
+from server_app.compare.deltas import delta_cells
 from server_app.compare.plan import Plan, PlannedRun
 from server_app.compare.state import COMPLETE
-from server_app.recorder import EVALUATION_PHASES
+from server_app.outcome import Scores, read_scores
 from server_app.report.data import RunData, read_run
 from server_app.report.stats import (
     Point,
@@ -21,9 +29,9 @@ from server_app.report.stats import (
     measured,
     spent_before,
 )
-
-NOT_EVALUATED, NOT_REACHED, NOT_RUN = "not evaluated", "not reached", "not run"
-NOT_RECORDED = "not recorded"
+from server_app.report.tasks import views
+from server_app.scores import ClientTask
+from server_app.summary import task_scores
 
 SUMMARY_FIELDS: dict[str, tuple[str, str]] = {
     "final": ("accuracy", "final"),
@@ -47,14 +55,6 @@ RATIO_FIELD = "rounds_over_reference"
 
 
 @dataclasses.dataclass(frozen=True)
-class Spread:
-    """Mean over seeds and, from two seeds on, their sample standard deviation."""
-
-    mean: float
-    std: float | None
-
-
-@dataclasses.dataclass(frozen=True)
 class RunResult:
     """What one complete run contributes.
 
@@ -62,14 +62,17 @@ class RunResult:
     ----------
     values : dict of str to float or str
         By column: a value, or words for why there is none.
-    points : list of Point
-        Its mean accuracies.
+    points : dict of str to list of Point
+        Its mean scores by name: "accuracy", or "multilabel map" and the like with several tasks.
+    scores : Scores
+        Every client's main scores.
     final : dict of int to float
-        Accuracy of every client in the last evaluation.
+        Main score of every client in the last evaluation.
     """
 
     values: Mapping[str, float | str]
-    points: Sequence[Point]
+    points: Mapping[str, Sequence[Point]]
+    scores: Scores
     final: Mapping[int, float]
 
 
@@ -85,10 +88,14 @@ class Row:
         How many seeds are complete, and how many there shall be.
     cells : dict of str to Spread or str
         By column: a value over the complete seeds, or words for why there is none.
-    curve : list of (float, Spread)
-        Accuracy over rounds, where all complete seeds have a value.
+    curves : dict of str to list of (float, Spread)
+        By name, a mean score over rounds, where all complete seeds have a value.
     finals : dict of int to dict
-        By complete seed: the last accuracy of every client.
+        By complete seed: the last main score of every client.
+    tasks : dict of int to ClientTask
+        By client.
+    notes : list of str
+        Whom `delta` leaves out, and why.
     """
 
     variant: str
@@ -97,8 +104,10 @@ class Row:
     complete: int
     planned: int
     cells: Mapping[str, Spread | str]
-    curve: Sequence[tuple[float, Spread]]
+    curves: Mapping[str, Sequence[tuple[float, Spread]]]
     finals: Mapping[int, Mapping[int, float]]
+    tasks: Mapping[int, ClientTask]
+    notes: Sequence[str] = ()
 
 
 def collect(plan: Plan, states: Mapping[str, str]) -> list[Row]:
@@ -114,26 +123,44 @@ def collect(plan: Plan, states: Mapping[str, str]) -> list[Row]:
         }
         for at, runs in groups.items()
     }
-    rows = []
-    for (variant, label), runs in groups.items():
-        by_seed = read[variant, label]
-        results = list(by_seed.values())
-        cells = _cells(results, plan.target)
-        if plan.reference is not None:
-            cells[RATIO_FIELD] = over_reference(by_seed, read[variant, plan.reference])
-        rows.append(
-            Row(
-                variant=variant,
-                label=label,
-                method=runs[0].method,
-                complete=len(results),
-                planned=len(runs),
-                cells=cells,
-                curve=mean_curve([result.points for result in results]),
-                finals={seed: result.final for seed, result in by_seed.items()},
-            )
+    return [
+        _row(plan, runs, by_seed=read[at], reference=read.get((at[0], plan.reference or "")))
+        for at, runs in groups.items()
+    ]
+
+
+def _row(
+    plan: Plan,
+    runs: Sequence[PlannedRun],
+    by_seed: Mapping[int, RunResult],
+    reference: Mapping[int, RunResult] | None,
+) -> Row:
+    """Make one row of its complete runs and those of the reference in the same variant."""
+    results = list(by_seed.values())
+    tasks = plan.tasks
+    cells = _cells(results, plan.target, tasks)
+    notes: list[str] = []
+    if reference is not None:
+        if plan.target is not None:
+            cells[RATIO_FIELD] = over_reference(by_seed, reference)
+        own, base = (
+            {seed: result.scores for seed, result in of.items()} for of in (by_seed, reference)
         )
-    return rows
+        changes, notes = delta_cells(own, base, str(plan.reference), list(tasks))
+        cells |= changes
+    clients = {i: task for result in results for i, task in result.scores.clients.items()}
+    return Row(
+        variant=runs[0].variant,
+        label=runs[0].label,
+        method=runs[0].method,
+        complete=len(results),
+        planned=len(runs),
+        cells=cells,
+        curves=_curves(results),
+        finals={seed: result.final for seed, result in by_seed.items()},
+        tasks=clients,
+        notes=notes,
+    )
 
 
 def read_result(directory: Path, target: float | None) -> RunResult:
@@ -145,13 +172,24 @@ def read_result(directory: Path, target: float | None) -> RunResult:
         values[column] = _or_words(summary[section].get(key), missing)
     run = read_run(directory)
     values[FLOPS_FIELD] = _or_words(flops_per_round(run), NOT_RECORDED)
-    table = measured(run, "accuracy")
-    points = curve(table, main_phase(table))
+    scores = read_scores(directory)
+    for task, metric in scores.tasks.items():
+        final = task_scores(scores.of_task(task), metric)["final"]
+        values[score_field(task, metric)] = _or_words(final, NOT_EVALUATED)
     if target is not None:
-        values |= to_target(run, points, target)
-    last = max(table, key=lambda at: (at[0], EVALUATION_PHASES.index(at[1])), default=None)
-    final = {client: value for client, (value, _) in table[last].items()} if last else {}
-    return RunResult(values, points, final)
+        values |= to_target(run, _points(run, "accuracy"), target)
+    points = {view.name: _points(view.run, view.metric) for view in views(run)}
+    return RunResult(values, points, scores, scores.last())
+
+
+def score_field(task: str, metric: str) -> str:
+    """Return the column of one task's mean last score."""
+    return f"{task}_{metric}"
+
+
+def _points(run: RunData, metric: str) -> list[Point]:
+    table = measured(run, metric)
+    return curve(table, main_phase(table))
 
 
 def _or_words(value: float | None, words: str) -> float | str:
@@ -204,12 +242,6 @@ def over_reference(
     return spread(ratios) if ratios else ""
 
 
-def spread(values: Iterable[float]) -> Spread:
-    """Return mean and sample standard deviation of at least one value."""
-    values = list(values)
-    return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
-
-
 def mean_curve(curves: Sequence[Sequence[Point]]) -> list[tuple[float, Spread]]:
     """Average the accuracies of several seeds at every place that all of them have."""
     by_place = [{point.x: point.mean for point in points} for points in curves]
@@ -219,22 +251,18 @@ def mean_curve(curves: Sequence[Sequence[Point]]) -> list[tuple[float, Spread]]:
     return [(x, spread(places[x] for places in by_place)) for x in sorted(shared)]
 
 
-def _cells(results: Sequence[RunResult], target: float | None) -> dict[str, Spread | str]:
+def _cells(
+    results: Sequence[RunResult], target: float | None, tasks: Mapping[str, str]
+) -> dict[str, Spread | str]:
     columns = [*SUMMARY_FIELDS, FLOPS_FIELD, *(TARGET_FIELDS if target is not None else ())]
+    columns += [score_field(task, metric) for task, metric in tasks.items()]
     return {
-        column: _cell([result.values[column] for result in results]) if results else NOT_RUN
+        # A task that none of these runs has stays blank.
+        column: over_seeds([r.values.get(column, "") for r in results]) if results else NOT_RUN
         for column in columns
     }
 
 
-def _cell(values: Sequence[float | str]) -> Spread | str:
-    """Average over seeds, or say for how many of them there is no number and why."""
-    missing = Counter(value for value in values if isinstance(value, str))
-    if not missing:
-        return spread(value for value in values if not isinstance(value, str))
-    if list(missing.values()) == [len(values)]:
-        return next(iter(missing))
-    return ", ".join(
-        f"{words} {'by' if words == NOT_REACHED else 'in'} {count} of {len(values)} seeds"
-        for words, count in missing.items()
-    )
+def _curves(results: Sequence[RunResult]) -> dict[str, list[tuple[float, Spread]]]:
+    names = dict.fromkeys(name for result in results for name in result.points)
+    return {name: mean_curve([r.points.get(name, []) for r in results]) for name in names}

@@ -13,10 +13,11 @@ import pytest
 import yaml
 
 from server_app.compare import command as compare
+from server_app.compare.cells import Spread
 from server_app.compare.differences import Difference, differences, statement, tables
 from server_app.compare.output import markdown, table_cells, write_outputs
 from server_app.compare.plan import Plan, PlannedRun, make_plan, read_plan
-from server_app.compare.results import Spread, collect, read_result
+from server_app.compare.results import collect, read_result
 from server_app.compare.state import COMPLETE, NEW, PARTIAL, check_states, run_state, start_config
 from server_app.flower.text import toml_lines
 from server_app.recorder import HEADERS
@@ -143,10 +144,6 @@ def test_runs_are_named_after_variant_label_and_seed(tmp_path: Path) -> None:
         ({"target_accuracy": 80}, "target-accuracy = 80"),
         ({"reference": "fedra"}, "'fedra': unknown label in reference; did you mean fedre?"),
         ({"reference": ["fedre"]}, "reference = ['fedre']: accepted is a text"),
-        (
-            {"reference": "fedre", "target_accuracy": ...},
-            "reference: rounds to the target are compared; give a target-accuracy",
-        ),
         ({"output_dir": "here"}, "output-dir = 'here': accepted is an absolute path"),
         ({"differences": [["fedre", "lokal"]]}, "unknown label in differences; did you mean local"),
         ({"differences": [["x", "fedre"]]}, "'x': unknown label in differences; known are local, "),
@@ -336,11 +333,11 @@ def test_seeds_are_averaged_and_words_stand_for_what_is_not_there(tmp_path: Path
     assert final.mean == pytest.approx(0.5)
     assert final.std == pytest.approx(math.sqrt(0.08))
     assert local.cells["rounds_to_target"] == "not reached by 1 of 2 seeds"
-    assert [x for x, _ in local.curve] == [1, 2, 3]
-    assert local.curve[1][1].mean == pytest.approx(0.45 - SPREAD / 4)
+    assert [x for x, _ in local.curves["accuracy"]] == [1, 2, 3]
+    assert local.curves["accuracy"][1][1].mean == pytest.approx(0.45 - SPREAD / 4)
     assert fedre.complete == 0
     assert set(fedre.cells.values()) == {"not run"}
-    assert fedre.curve == []
+    assert fedre.curves == {}
 
 
 def test_a_run_that_never_evaluated_says_so(tmp_path: Path) -> None:
