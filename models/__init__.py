@@ -49,7 +49,7 @@ covers it with no new test code. ``adapter=False`` keeps the raw width: no mappi
 method that needs another width refuses the client at the roll call.
 """
 
-from models import cnn, resnet, segmentation, text, vision, vit  # noqa: F401  (they register)
+from models import cnn, hf, resnet, segmentation, text, vision, vit  # noqa: F401  (they register)
 from models.base import (
     Backbone,
     InputShape,

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.base import ModelError, TextShape
+from models.pretrained import load_tokeniser, text_limits
 from models.registry import ModelInfo, list_models, model_info
 
 Tokenise = Callable[[Sequence[str]], NDArray[np.int64]]
@@ -66,8 +67,8 @@ def tokeniser_of(model_name: str) -> Tokenise:
     ModelError
         The model is unknown or reads images, or its place holds no tokeniser that fits.
     """
-    _text_model(model_name)
-    return hash_tokens
+    info = _text_model(model_name)
+    return load_tokeniser(info) if info.place else hash_tokens
 
 
 def text_shape_of(model_name: str, num_classes: int) -> TextShape:
@@ -78,8 +79,9 @@ def text_shape_of(model_name: str, num_classes: int) -> TextShape:
     ModelError
         As `tokeniser_of`.
     """
-    _text_model(model_name)
-    return TextShape(VOCABULARY, LENGTH, num_classes)
+    info = _text_model(model_name)
+    vocabulary, length = text_limits(info) if info.place else (VOCABULARY, LENGTH)
+    return TextShape(vocabulary, length, num_classes)
 
 
 def _text_model(name: str) -> ModelInfo:

@@ -49,6 +49,8 @@ def one_thread() -> Iterator[None]:
 )
 def case(request: pytest.FixtureRequest) -> tuple[SplitModel, InputShape]:
     name, shape = request.param
+    if model_info(name).pretrained:
+        pytest.importorskip("peft", reason="needs the extra hf")
     if shape != SHAPES[0] and is_large(name):
         pytest.skip(f"over {ONE_SHAPE_ABOVE:,} parameters: one shape is enough")
     return build_model(name, shape, FEATURE_DIM, seed=0), shape

@@ -18,7 +18,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from models import InputShape, build_model, count_parameters, list_models
+from models import InputShape, build_model, count_parameters, list_models, model_info
 from strategies.base.exchange import (
     CARD,
     INFO,
@@ -190,6 +190,8 @@ def test_an_empty_payload_travels() -> None:
 
 @pytest.mark.parametrize("name", list_models(modality="image"))
 def test_the_state_of_every_model_travels(name: str) -> None:
+    if model_info(name).pretrained:
+        pytest.importorskip("peft", reason="needs the extra hf")
     shape = InputShape(3, 32, 10)
     with torch.device("meta"):
         model = build_model(name, shape)
