@@ -100,27 +100,13 @@ class Recorder:
         rows = sorted(
             result.rows, key=lambda pair: (PHASES.index(pair[1].phase), pair[0], pair[1].metric)
         )
-        metrics: list[tuple[Any, ...]] = [
-            (number, client, row.phase, row.metric, repr(row.value), row.examples)
-            for client, row in rows
-        ]
-        metrics += [
-            (number, "server", SERVER_PHASE, name, repr(float(value)), len(result.participants))
-            for name, value in sorted(result.server_metrics.items())
-        ]
         if any(client not in self.tasks for client, _ in rows):
             self.tasks = read_tasks(self.directory)
         for client, row in rows:
             self._remember(client, row)
         kind = "closing" if closing else None
-        self._append("metrics.csv", metrics)
-        self._append(
-            "traffic.csv",
-            (
-                (number, client, direction, *amounts, kind or purpose)
-                for (purpose, direction, client), amounts in _summed(result.traffic).items()
-            ),
-        )
+        self._append("metrics.csv", _metric_lines(result, rows))
+        self._append("traffic.csv", _traffic_lines(result, kind))
         self.add_failures(
             number, [(f.client_id, kind or f.kind, f.reason) for f in result.failures]
         )
@@ -227,6 +213,21 @@ def read_tasks(directory: Path) -> dict[int, ClientTask]:
     """Return every client's task from a run's clients.csv, in the order of the ids."""
     path = directory / "clients.csv"
     return client_tasks(iterate_rows(path)) if path.is_file() else {}
+
+
+def _metric_lines(
+    result: RoundResult, rows: Iterable[tuple[int, MetricRow]]
+) -> Iterator[tuple[Any, ...]]:
+    number, trained = result.server_round, len(result.participants)
+    for client, row in rows:
+        yield number, client, row.phase, row.metric, repr(row.value), row.examples
+    for name, value in sorted(result.server_metrics.items()):
+        yield number, "server", SERVER_PHASE, name, repr(float(value)), trained
+
+
+def _traffic_lines(result: RoundResult, kind: str | None) -> Iterator[tuple[Any, ...]]:
+    for (purpose, direction, client), amounts in _summed(result.traffic).items():
+        yield result.server_round, client, direction, *amounts, kind or purpose
 
 
 def _summed(traffic: Iterable[Traffic]) -> dict[tuple[str, str, int], tuple[int, int, int]]:
