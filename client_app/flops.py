@@ -3,20 +3,50 @@
 Counting slows a step down, so one step is counted for every kind of client and the result is
 scaled: convolutions and matrix products, all that the counter counts, are linear in the batch.
 What a gradient hook computes does not depend on the batch; it is counted apart, per step.
+
+On a device every message is answered by a new process, so counts are kept in a file beside the
+private state: the counter's imports and its slow step take seconds of a core.
 """
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 from strategies.base.client import ClientContext
 
 T = TypeVar("T")
 
-_PER_EXAMPLE: dict[Hashable, float] = {}
-_PER_STEP: dict[Hashable, float] = {}
+_PER_EXAMPLE: dict[str, float] = {}
+_PER_STEP: dict[str, float] = {}
+
+
+@contextmanager
+def remembered(path: Path) -> Iterator[None]:
+    """Take the counts that a file holds into the block, and write it if there were new ones.
+
+    Parameters
+    ----------
+    path : Path
+        The file; it belongs to one client in one run, whose model never changes. One that is
+        missing or cannot be read is written anew.
+    """
+    with suppress(OSError, ValueError, TypeError, AttributeError):
+        known = json.loads(path.read_text(encoding="utf-8"))
+        for key, (per_example, per_step) in known.items():
+            _PER_EXAMPLE[key], _PER_STEP[key] = float(per_example), float(per_step)
+    before = set(_PER_EXAMPLE)
+    yield
+    if not path.is_file() or set(_PER_EXAMPLE) != before:
+        counts = {key: (count, _PER_STEP.get(key, 0.0)) for key, count in _PER_EXAMPLE.items()}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        partial.write_text(json.dumps(counts, indent=1), encoding="utf-8")
+        partial.replace(path)
 
 
 class StepFlops:
@@ -33,10 +63,10 @@ class StepFlops:
 
     def __init__(self, context: ClientContext, extra: Hashable = None) -> None:
         run = context.run
-        self._key = (
+        self._key = repr((
             run.method, context.config, context.model_name, context.shape, run.feature_dim,
             context.server_round > 1, extra,
-        )  # fmt: skip
+        ))  # fmt: skip
         self._apart = 0.0
 
     @contextmanager

@@ -8,6 +8,7 @@ import platform
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +16,13 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from client_app.evaluation import evaluate_client
+from client_app.flops import remembered
 from client_app.node import client_context, client_id_of, state_root
 from client_app.state_store import StateStore, prune_rounds, state_directory
 from client_app.training import TrainingDivergedError
 from data import DataError
 from models import ModelError, count_parameters
+from models.build import proven
 from strategies.base.client import ClientContext
 from strategies.base.exchange import (
     CARD,
@@ -35,6 +38,9 @@ from strategies.base.options import ConfigError
 from strategies.base.payload import pack, unpack
 from strategies.base.rng import derive_seed, isolated_torch_rng
 from strategies.base.state import modules_of, move_state, non_finite_entries
+
+FLOPS = "flops.json"
+"""Beside a client's private states: what a step of its training costs."""
 
 
 def answer_query(message: Message, context: Context, method: Method) -> Message:
@@ -91,7 +97,10 @@ def answer_train(message: Message, context: Context, method: Method) -> Message:
     records = RecordDict()
     if examples:
         purpose = "layers" if local.exchange == 1 else f"layers-{local.exchange}"
-        with isolated_torch_rng(session.seed(purpose), local.device):
+        counts = (
+            remembered(session.store.directory / FLOPS) if session.store.durable else nullcontext()
+        )
+        with counts, isolated_torch_rng(session.seed(purpose), local.device):
             uplink, metrics = session.half.train(local, session.state, session.downlink)
         session.refuse_divergence()
         rows += [MetricRow("train", name, value, examples) for name, value in metrics.items()]
@@ -173,7 +182,7 @@ class Session:
             local = self.context
             with isolated_torch_rng(derive_seed(local.run.seed, local.client_id, 0, "init")):
                 return self.half.build(local), 0
-        with torch.device("meta"):
+        with torch.device("meta"), proven():
             skeleton = self.half.build(self.context)
         return self.store.load(path, skeleton)
 

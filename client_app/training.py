@@ -15,6 +15,7 @@ from client_app.flops import StepFlops
 from data import Split, normalise
 from models import SplitModel
 from strategies.base.client import ClientContext
+from strategies.base.optimizers import keep_compiler_out, take_step
 from strategies.base.options import AUTO
 
 GradientHook = Callable[[], dict[str, Tensor]]
@@ -146,6 +147,7 @@ def make_optimizer(
     lr = lr_factor * (defaults.lr if isinstance(run.lr, str) else run.lr)
     decay = defaults.weight_decay if isinstance(run.weight_decay, str) else run.weight_decay
     momentum = defaults.momentum if isinstance(run.momentum, str) else run.momentum
+    keep_compiler_out()
     if name == "sgd":
         return torch.optim.SGD(parameters, lr=lr, momentum=momentum, weight_decay=decay)
     kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
@@ -223,7 +225,7 @@ def _step(
         for module in modules:
             nn.utils.clip_grad_norm_(module.parameters(), clip_norm)
     observed = gradient_hook() if gradient_hook is not None else {}
-    optimizer.step()
+    take_step(optimizer)
     return _detached(terms), _detached(observed)
 
 

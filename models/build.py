@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -21,6 +22,21 @@ from models.mapping import build_mapping
 from models.registry import ModelInfo, list_models, model_info
 
 _TRIED: set[Hashable] = set()
+_PROVEN: ContextVar[bool] = ContextVar("_PROVEN", default=False)
+
+
+@contextmanager
+def proven() -> Iterator[None]:
+    """Try no backbone inside: there are weights of it, so it has run before.
+
+    A trial of a skeleton takes 1.7 s of a core in a process without torch's compiler, which torch
+    then imports for nothing.
+    """
+    token = _PROVEN.set(True)
+    try:
+        yield
+    finally:
+        _PROVEN.reset(token)
 
 
 def build_model(
@@ -143,7 +159,7 @@ def try_backbone(
         The examples do not fit the model, or what it returns is not as wide as it says.
     """
     trial = (info.factory, info.place, shape, maps)
-    if trial in _TRIED:
+    if trial in _TRIED or _PROVEN.get():
         return
     inputs = _blank(shape, next(model.parameters()).device)  # the head always has some
     features: object = None
@@ -153,9 +169,13 @@ def try_backbone(
             raw = backbone(inputs)
             features = backbone.maps(inputs) if maps else None
     except Exception as cause:  # a user's forward may raise anything
+        remedy = (
+            "take the shape from models.text_shape_of"
+            if isinstance(shape, TextShape)
+            else "choose a model for this image size and these channels, or resize the images"
+        )
         raise ModelError(
-            f"model {info.name!r} does not run on {shape}: {cause}; choose a model for this "
-            "image size and these channels, or resize the images"
+            f"model {info.name!r} does not run on {shape}: {cause}; {remedy}"
         ) from cause
     finally:
         model.train()

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from models import SplitModel
 from strategies.base.client import ClientContext, ClientHalf
+from strategies.base.optimizers import keep_compiler_out, take_step
 from strategies.base.payload import array
 from strategies.base.server import ServerHalf
 
@@ -157,6 +158,7 @@ def train_head(
     """
     weight = weight.clone().requires_grad_()
     bias = bias.clone().requires_grad_()
+    keep_compiler_out()
     optimizer = torch.optim.SGD([weight, bias], lr=lr)
 
     def loss_of(rows: Tensor | slice) -> Tensor:
@@ -175,7 +177,7 @@ def train_head(
             loss = loss_of(rows)
             optimizer.zero_grad()
             (loss if reduction == "sum" else loss / len(rows)).backward()
-            optimizer.step()
+            take_step(optimizer)
             total += loss.item()
         mean_loss = total / len(inputs)
     return weight.detach(), bias.detach(), mean_loss
