@@ -20,7 +20,7 @@ from server_app.report import write_report
 from server_app.roster import Roster
 from server_app.round import Failure, Round, RoundResult, RunError
 from server_app.run_directory import FAILED, RunDirectory, early_end, write_atomically
-from server_app.summary import summarise
+from server_app.summary import check_local_clients, check_local_run, summarise
 from strategies.base.exchange import MessageFactory
 from strategies.base.options import ConfigError
 from strategies.base.server import ServerHalf
@@ -32,6 +32,7 @@ def run_rounds(strategy: ServerHalf[Any], grid: Grid) -> Result:
     Whatever ends the run early, its records stay, config.json says "failed" or "interrupted" and
     why, and a report is written of what there is.
     """
+    check_local_run(strategy.run.run_root, strategy.run.local_run)
     directory = RunDirectory.open(strategy.run)
     loop = RoundLoop(strategy, grid, directory)
     try:
@@ -62,7 +63,6 @@ class RoundLoop:
         self.messages = MessageFactory(directory.name, {}, ttl=run.round_timeout + 30)
         self.roster = Roster(strategy, self.inbox, self.messages, directory.refuse)
         self.durations: list[float] = []
-        self.best: tuple[float, int] | None = None
         self.session = secrets.token_hex(8)
         self.resumed_at = 0
         strategy.messages = self.messages
@@ -73,6 +73,7 @@ class RoundLoop:
         self.strategy.summary()
         self.roster.assemble()
         self._record_cards()
+        check_local_clients(self.run.run_root, self.run.local_run, self.strategy.cards)
         self.strategy.state = self.strategy.initial_state()
         done = self.checkpoints.load_newest(self.strategy.state) if self.directory.resumed else 0
         if done > self.run.num_rounds:
@@ -126,10 +127,10 @@ class RoundLoop:
             self._record_cards()
             say(f"joined: clients {sorted(i for i in cards if cards[i] != known.get(i))}")
         self._note_lost_states(outcome)
-        accuracy, evaluated = self.recorder.add(outcome)
+        self.recorder.add(outcome)
         self._note_roster_problems(number)
         self.checkpoints.save(number, self.strategy.state)
-        self._say_round(outcome, accuracy, evaluated)
+        self._say_round(outcome)
         return outcome
 
     def _exchanges(
@@ -236,16 +237,9 @@ class RoundLoop:
         for client in clients.iterdir() if clients.is_dir() else ():
             prune_rounds(client, self.checkpoints.oldest())
 
-    def _say_round(self, outcome: RoundResult, accuracy: float | None, evaluated: int) -> None:
+    def _say_round(self, outcome: RoundResult) -> None:
         number, total = outcome.server_round, self.run.num_rounds
-        if accuracy is not None and (self.best is None or accuracy > self.best[0]):
-            self.best = accuracy, number
-        shown = "not evaluated"
-        if accuracy is not None and self.best is not None:
-            shown = (
-                f"accuracy {console.percent(accuracy)} "
-                f"(best {console.percent(self.best[0])}, {evaluated} evaluated)"
-            )
+        shown = console.round_scores(self.recorder.latest, self.recorder.best)
         scalars = {
             way: sum(
                 t.scalars for t in outcome.traffic if t.direction == way and t.purpose == "train"
