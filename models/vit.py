@@ -59,7 +59,7 @@ class SmallViT(Backbone):
         return self.maps(x).mean((2, 3))
 
 
-for _name, _width, _depth, _heads in (("vit-tiny", 64, 4, 2), ("vit-small", 96, 6, 3)):
+for _name, _width, _depth, _heads in (("vit-tiny", 64, 3, 2), ("vit-small", 96, 4, 3)):
     register_model(
         _name, description=f"small ViT: {_depth} blocks of width {_width}, 8x8 patches or fewer"
     )(partial(SmallViT, width=_width, depth=_depth, heads=_heads, expansion=2))

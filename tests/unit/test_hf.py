@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -301,6 +302,26 @@ def test_mistakes_name_model_and_remedy(folders: dict[str, Path], tmp_path: Path
     (partial / "vocab.txt").write_text("\n".join([*WORDS, *"bcdefghijkl"]) + "\n")
     with pytest.raises(ModelError, match=r"has 22 tokens and padding 0; at most the model's 20"):
         tokeniser_of(f"hf-bert@{partial}")
+
+
+@torch.no_grad()
+def test_a_hub_name_is_read_from_the_hubs_cache(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    cached = tmp_path / "models--someone--tiny-bert"
+    snapshot = cached / "snapshots" / "0123"
+    shutil.copytree(folders["bert"], snapshot)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("0123")
+    named, placed = "hf-bert@someone/tiny-bert", f"hf-bert@{folders['bert']}"
+    tokens = torch.from_numpy(tokeniser_of(named)(SENTENCES))
+    assert torch.equal(text_model(named).encoder(tokens), text_model(placed).encoder(tokens))
+    (snapshot / "model.safetensors").unlink()  # as after a download that was cut short
+    with pytest.raises(ModelError, match=r"'someone/tiny-bert' has no \*.safetensors file"):
+        text_model(named)
 
 
 def test_without_the_extra_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from models import InputShape, build_model, build_task_model, count_parameters
 from models.transformer import Block
 from models.vit import SmallViT
 
-SIZES = {"vit-tiny": (64, 4), "vit-small": (96, 6)}
+SIZES = {"vit-tiny": (64, 3), "vit-small": (96, 4)}
 
 
 @pytest.mark.parametrize("name", SIZES)
