@@ -55,6 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--methods", nargs="+", metavar="METHOD", help="only these methods (default: all)"
     )
+    parser.add_argument(
+        "--muscle",
+        action="store_true",
+        help="instead, FedMuscle's cost a step and round: the paper's and the one here",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures as JSON")
 
 
@@ -62,6 +67,11 @@ def execute(args: argparse.Namespace) -> int:
     """Measure and print the table; the exit code is 1 if a method failed."""
     from strategies.base.method import get_method, method_names
 
+    if args.muscle:
+        from server_app.costs import muscle
+
+        print(muscle.render())
+        return 0
     names = tuple(get_method(name).name for name in args.methods or method_names())
     started = time.monotonic()
     costs, pairs = measure_costs(names)

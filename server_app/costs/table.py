@@ -52,14 +52,14 @@ def render(costs: Sequence[Cost], pairs: int) -> str:
         "The fullest of two rounds, in the paper's scalars and in bytes of the real records. The "
         f"last but one column is the farthest off of all messages above {LARGE_BYTES:,} bytes.",
         "",
-        *_aligned([header, *rows]),
+        *aligned([header, *rows]),
         "",
     ]
     shown = [f"{c.method}: {WORDS[c.method]}." for c in costs if c.method in WORDS]
     return "\n".join(lines + [textwrap.fill(text, 100, subsequent_indent="  ") for text in shown])
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Lay out rows of cells: the first and last to the left, those between to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
