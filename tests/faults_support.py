@@ -1,0 +1,213 @@
+"""A fleet for the tests of faults, and what they do with its runs."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from deploy.fleet_file import read_fleet
+from deploy.local import LocalFleet
+from deploy.specs import flower_client
+from server_app.flower.client import FlowerRun
+from server_app.flower.processes import all_processes
+from strategies.base.round_files import rounds_in
+from tests.support import SMALL, Outcome
+
+LIMIT = 600.0
+"""Seconds that anything may take, many times what it needs."""
+
+CLIENTS = ("client-0", "client-1", "client-2")
+STRANGER = "client-3"
+"""The device whose key the SuperLink does not know."""
+
+SETTINGS: dict[str, Any] = {
+    **SMALL,
+    "method": "fedre",
+    "subset": 0.15,
+    "models": "0=cnn5, 1=held_models:held, 2=resnet10-w4",
+    "min-clients": 3,
+    "evaluate-when": "post",  # saves the closing exchange
+}
+
+HOLD = "WILDFLOWER_TEST_HOLD"
+HELD_MODELS = f"""
+import os
+import time
+from pathlib import Path
+
+from torch import nn
+
+
+class Held(nn.Module):
+    def forward(self, images):
+        deadline = time.monotonic() + {LIMIT}
+        while self.training and not images.is_meta and time.monotonic() < deadline:
+            if not Path(os.environ["{HOLD}"]).exists():
+                break
+            time.sleep(0.1)
+        return images
+
+
+def held(shape):
+    pixels = shape.channels * shape.image_size**2
+    body = nn.Sequential(Held(), nn.Flatten(), nn.Linear(pixels, 64), nn.ReLU())
+    body.raw_dim = 64
+    return body
+"""
+"""A model whose training does not go on while a file is there."""
+
+
+class Faults:
+    """A fleet of three devices and a stranger, with TLS and keys, and the runs on it.
+
+    Parameters
+    ----------
+    running : LocalFleet
+        The fleet.
+    hold : Path
+        While there is a file, client 1 does not go on with its training.
+    runs : Path
+        The output directory of all runs.
+    """
+
+    def __init__(self, running: LocalFleet, hold: Path, runs: Path) -> None:
+        self.running = running
+        self.hold = hold
+        self.runs = runs
+
+    def everyone(self) -> None:
+        """Start what an earlier test has ended, and wait for it."""
+        for name in ("superlink", "superexec", *CLIENTS):
+            self.running.start(name)
+        assert self.running.wait_online(["superlink", *CLIENTS], LIMIT) == []
+
+    def submit(self, name: str, **config: Any) -> str:
+        """Start a run, or go on with the one of this name if there is one; return Flower's id."""
+        keys = {key.replace("_", "-"): value for key, value in config.items()}
+        kind = "resume" if (self.runs / name).is_dir() else "run-name"
+        own: dict[str, Any] = {"output-dir": str(self.runs), "round-timeout": LIMIT, kind: name}
+        return self.running.submit(SETTINGS | own | keys)
+
+    def wait(self, run_id: str) -> FlowerRun:
+        """Wait for the end of a run."""
+        return self.running.wait(run_id, timeout=LIMIT)
+
+    def without_fault(self, name: str, rounds: int) -> None:
+        """Have a run that has so many rounds, unless it has as many already."""
+        if self.rounds(name) < rounds:
+            run = self.wait(self.submit(name, num_rounds=rounds))
+            assert run.completed, run.log
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Let client 1 not go on with its training inside the block."""
+        self.hold.touch()
+        try:
+            yield
+        finally:
+            self.hold.unlink()
+
+    def kill_server_app(self) -> None:
+        """End the ServerApp with SIGKILL and wait until it is gone."""
+        (pid,) = self.running.find("flwr-serverapp")
+        (process,) = [p for p in all_processes() if p.pid == pid]
+        process.signal(signal.SIGKILL)
+        wait_until(lambda: process not in all_processes(), "the end of the ServerApp")
+
+    def stop(self, run_id: str) -> None:
+        """Tell Flower that a run is over; the ServerApp, if it lives, ends."""
+        flower_client(self.running.fleet).stop(run_id)
+        self.wait_for_no_server_app()
+
+    def wait_for_no_server_app(self) -> None:
+        """Wait until no run is at work."""
+        wait_until(lambda: not self.running.find("flwr-serverapp"), "the end of the ServerApp")
+
+    def outcome(self, name: str) -> Outcome:
+        """Return the records of a run."""
+        return Outcome(self.runs / name)
+
+    def rounds(self, name: str) -> int:
+        """Return how many rounds of a run are recorded."""
+        path = self.runs / name / "rounds.csv"
+        return len(self.outcome(name).rows("rounds")) if path.is_file() else 0
+
+    def states(self, client_id: int, name: str) -> Path:
+        """Return where a client keeps its private states of a run."""
+        root = self.running.fleet.files.of(f"client-{client_id}") / "state" / name
+        return root / f"client-{client_id:05d}"
+
+    def wait_in_run(self, run_id: str, condition: Callable[[], bool], what: str) -> None:
+        """Wait until a condition holds while a run is under way."""
+        asked = time.monotonic()
+
+        def holds() -> bool:
+            nonlocal asked
+            if time.monotonic() > asked + 10.0:  # what never comes in a run that has failed
+                asked = time.monotonic()
+                status, details = flower_client(self.running.fleet).status(run_id)
+                assert condition() or not status.startswith("finished"), (
+                    f"{what}: {status} {details}"
+                )
+            return condition()
+
+        wait_until(holds, what)
+
+    def wait_for_record(self, name: str, number: int, run_id: str) -> None:
+        """Wait until a round is recorded; the next one has just begun then."""
+        what = f"round {number} of run {name}"
+        self.wait_in_run(run_id, lambda: self.rounds(name) >= number, what)
+
+    def wait_in_round(self, name: str, number: int, run_id: str) -> None:
+        """Wait until client 0 has trained in a round, which has not ended if client 1 is held."""
+        states = self.states(0, name)
+        what = f"training in round {number} of run {name}"
+        self.wait_in_run(run_id, lambda: number in rounds_in(states), what)
+        assert self.rounds(name) == number - 1
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Wait until a condition holds, and not for ever."""
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {LIMIT:g} s"
+        time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def faulty_fleet(directory: Path, cache: Path) -> Iterator[Faults]:
+    """Start the fleet; all of it has ended when the block is left."""
+    (directory / "own-data").mkdir()
+    partitions = [{"client-id": i, "partition-id": i, "device": "cpu"} for i in range(len(CLIENTS))]
+    stranger = {"client-id": len(CLIENTS), "data-dir": str(directory / "own-data")}
+    path, hold = directory / "fleet.yaml", directory / "hold"
+    content = {
+        "name": "faults",
+        "directory": str(directory / "fleet"),
+        "server": {"port": 0},
+        "restarts": {"first-pause": 5.0, "longest-pause": 20.0},  # spares the machine
+        "num-partitions": len(CLIENTS),
+        "devices": [*partitions, stranger],
+    }
+    path.write_text(yaml.safe_dump(content))
+    environment = {
+        "WILDFLOWER_CACHE": str(cache), HOLD: str(hold), "PYTHONPATH": str(modules(directory)),
+    }  # fmt: skip
+    fleet = read_fleet(path)
+    with LocalFleet(fleet, unregistered=[len(CLIENTS)], environment=environment) as running:
+        running.kill(STRANGER)  # it tries all the time, which costs others time
+        yield Faults(running, hold, directory / "runs")
+
+
+def modules(directory: Path) -> Path:
+    """Return the directory from which `held_models` is imported."""
+    path = directory / "modules"
+    path.mkdir(exist_ok=True)
+    (path / "held_models.py").write_text(HELD_MODELS)
+    return path
