@@ -87,6 +87,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         model.save_pretrained(root / family)
     for family in ("bert", "distilbert"):
         (root / family / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+        (root / family / "tokenizer_config.json").write_text('{"do_lower_case": true}')
     for family, size in (("vit", {"height": 32, "width": 32}), ("segformer", 64)):
         settings = {"do_normalize": True, "image_mean": MEAN, "image_std": DEVIATION, "size": size}
         (root / family / "preprocessor_config.json").write_text(json.dumps(settings))
