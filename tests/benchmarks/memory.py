@@ -3,9 +3,10 @@
     python -m tests.benchmarks.memory --clients 20 -c "method='fedavg' models='resnet18'"
 
 Starts an own SuperLink, runs the app through `flwr run`, and reads what Linux says of every
-process about five times a second. Resident memory is split as the kernel does: `anonymous` is the
-process's own; `file` and `shared` are pages that processes share, such as libraries, mapped data
-and states, and Ray's object store.
+process about five times a second. `highest` is the kernel's own record of the largest
+resident memory, exact between looks. Resident memory is split as the kernel does: `anonymous` is
+the process's own; `file` and `shared` are pages that processes share, such as libraries, mapped
+data and states, and Ray's object store.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ ROLES = {
     "SuperLink": "flower-superlink",
 }
 FIELDS = {
+    "highest": "VmHWM",
     "resident": "VmRSS",
     "anonymous": "RssAnon",
     "file": "RssFile",
