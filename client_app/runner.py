@@ -36,6 +36,7 @@ from strategies.base.exchange import (
 from strategies.base.method import Method
 from strategies.base.options import ConfigError
 from strategies.base.payload import pack, unpack
+from strategies.base.public import PublicInputs
 from strategies.base.rng import derive_seed, isolated_torch_rng
 from strategies.base.state import modules_of, move_state, non_finite_entries
 
@@ -80,7 +81,7 @@ def make_card(context: ClientContext, method: Method) -> Card:
         data_hash=data.data_hash,
         task=str(task) if task else "classification",
         metric=task.metric if task else "accuracy",
-        public_hash=context.public.fingerprint if method.public_data else "",
+        public_hash=PublicInputs(context).fingerprint if method.public_data else "",
     )
 
 

@@ -118,9 +118,7 @@ def _open(path: Path) -> Any:
     try:
         reader = importlib.import_module("pycocotools.coco").COCO
     except ModuleNotFoundError as error:
-        raise DataError(
-            "dataset=coco needs the package pycocotools: pip install pycocotools"
-        ) from error
+        raise DataError("dataset=coco needs pycocotools: pip install 'wildflower[coco]'") from error
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             return reader(str(path))

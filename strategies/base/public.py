@@ -39,6 +39,7 @@ class PublicInputs:
                 f"public-dataset = {context.run.public_dataset!r}: client {context.client_id} "
                 "reads text, and these items have no captions; accepted are scenes and coco"
             )
+        self.fingerprint = public.fingerprint
         self._items = _tokens(public, context.model_name) if self.reads_text else public.images
 
     def __len__(self) -> int:

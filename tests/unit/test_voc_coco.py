@@ -270,5 +270,5 @@ def test_a_missing_picture_of_coco_is_named(pycocotools, coco_2017):
 
 def test_coco_says_which_package_it_needs(coco_2017, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pycocotools.coco", None)
-    with pytest.raises(DataError, match="pip install pycocotools"):
+    with pytest.raises(DataError, match=r"pip install .wildflower\[coco\]"):
         open_set("coco", coco_2017)
