@@ -136,14 +136,14 @@ class RoundLoop:
     def _exchanges(
         self, number: int, participants: list[int], others: list[int], tests: set[int]
     ) -> RoundResult:
-        """Make the round's exchanges; clients are evaluated in the first or in the last one."""
+        """Make the round's exchanges; clients are evaluated in one of them."""
         total = self.strategy.exchanges(number)
-        before = self.run.evaluates_before_training
+        chosen = self.strategy.evaluated_exchange(number)
+        phase = "pre" if self.run.evaluates_before_training else "post"
         outcome: RoundResult | None = None
         for exchange in range(1, total + 1):
-            evaluates = self.run.evaluates_in(number) and exchange == (1 if before else total)
+            evaluates = self.run.evaluates_in(number) and exchange == chosen
             self.strategy.exchange = exchange
-            phase = "pre" if before else "post"
             self._set_control(evaluate=evaluates, phase=phase, final=False)
             asked, measured = participants, others if evaluates else []
             if outcome is not None:

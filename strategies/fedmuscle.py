@@ -17,6 +17,7 @@ Where the code departs from the paper, and why:
   step. The M matrices give the same loss exactly in M B d numbers (methods.md 4.11).
 - E, T, R, the optimiser, and where the projection sits are not in the sources: one local epoch,
   one pass over the public set, AdamW, the head reads the encoder's feature (`projection`).
+- Users are evaluated after local training (`evaluate_after`): when is not in the sources.
 - BatchNorm stays in evaluation mode in the contrastive steps, so that public statistics do not
   replace local ones.
 - `loss` selects what the paper compares with: pairwise InfoNCE, the Gramian volume, and SimCLR,
@@ -75,6 +76,9 @@ class Config:
         Of the Gramian loss; its authors' code uses 0.1.
     public_lr : float
         Learning rate of AdamW in the contrastive steps.
+    evaluate_after : str
+        With `evaluate-when = "post"`, whether users are evaluated after their "local" training, or
+        after the "alignment", which has moved w^n away from what the head phi^n knows.
     projection : str
         "side": the head reads the encoder's feature, the projection serves the alignment alone;
         "in-path": the head reads the projection. Not for segmentation.
@@ -89,6 +93,7 @@ class Config:
     temperature_others: float = option(0.15, above=0)
     label_smoothing: float = option(0.0, minimum=0, maximum=0.9)
     public_lr: float = option(1e-4, above=0)
+    evaluate_after: str = option("local", "alignment")
     projection: str = option("side", "in-path")
 
     def __post_init__(self) -> None:
@@ -174,12 +179,8 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
         model, public = state.model, PublicInputs(context)
         metrics: dict[str, float] = {}
         if context.exchange == 1:
-            metrics = train_epochs(context, [model], task_loss(context.task_name, model))
+            metrics = self._local(context, model, public)
             state.moments = {}
-            if context.config.loss == "simclr":
-                batches = public_batches(context.run, context.server_round)
-                further = Alignment(context, model, public).with_itself(batches)
-                metrics = further | metrics | {"flops": further["flops"] + metrics["flops"]}
         elif len(downlink.others):
             metrics = Alignment(context, model, public).towards(
                 downlink.update_indices, downlink.others, state.moments
@@ -187,6 +188,24 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
         if not len(downlink.encode_indices):
             state.moments = {}  # the round's last exchange
         return Uplink(public.represent(model, downlink.encode_indices)), metrics
+
+    def _local(
+        self, context: ClientContext, model: TaskModel, public: PublicInputs
+    ) -> dict[str, float]:
+        """Train on the own task; with SimCLR, whose steps need nobody, align as well."""
+        config, own = context.config, task_loss(context.task_name, model)
+        if config.loss != "simclr":
+            return train_epochs(context, [model], own)
+        align = Alignment(context, model, public).with_itself
+        batches = public_batches(context.run, context.server_round)
+        # Evaluation follows: the steps that belong after the last round's training come first.
+        if config.evaluate_after == "local":
+            further = align(batches) if context.server_round > 1 else {}
+            metrics = train_epochs(context, [model], own)
+        else:
+            metrics = train_epochs(context, [model], own)
+            further = align(batches)
+        return {**further, **metrics, "flops": metrics["flops"] + further.get("flops", 0.0)}
 
     def predict(self, state: ClientState, downlink: Downlink, images: Tensor) -> dict[str, Tensor]:
         return {"accuracy": state.model(images)}
@@ -212,6 +231,10 @@ class Server(ServerHalf[ServerState]):
             return 1
         by_step = self.config.exchange == "step"
         return 1 + (len(public_batches(self.run, server_round)) if by_step else 1)
+
+    def evaluated_exchange(self, server_round: int) -> int:
+        after_local = self.config.evaluate_after == "local"
+        return 1 if after_local else super().evaluated_exchange(server_round)
 
     def make_downlink(self, card: Card, server_round: int) -> Downlink:
         """Return what an exchange carries; see the module's head."""

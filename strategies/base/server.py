@@ -88,10 +88,17 @@ class ServerHalf(Strategy, Generic[ServerState]):
         does not answer one in time takes no part in the others of this round; one whose answer was
         an error or was refused is asked again. All exchanges are made on the same private state,
         which the client saves after each; what it measures is averaged over them, and operations
-        and examples are added up. Evaluation comes with the first exchange (`pre`) or the last
-        (`post`). A deployed exchange costs about 6 s, whatever it carries.
+        and examples are added up. A deployed exchange costs about 6 s, whatever it carries.
         """
         return 1
+
+    def evaluated_exchange(self, server_round: int) -> int:
+        """Return in which exchange of a round clients are evaluated.
+
+        With `pre` the first, before its training; with `post` by default the last, after its
+        training. A method whose local training is in an earlier one names that.
+        """
+        return 1 if self.run.evaluates_before_training else self.exchanges(server_round)
 
     def select(
         self, server_round: int, available: Sequence[int], history: Mapping[int, float]

@@ -97,11 +97,14 @@ def test_evaluation_comes_with_the_first_or_the_last_exchange(tmp_path: Path) ->
                 asked.append((control["round"], control["exchange"], control["evaluate"]))
             return super()._answer(message)
 
-    for when, evaluating in (("pre", 1), ("post", 2)):
+    for when, after, evaluating in (
+        ("pre", "alignment", 1), ("post", "alignment", 2), ("post", "local", 1),
+    ):  # fmt: skip
         asked.clear()
         run_federation(
-            tmp_path / when, 2, grid_class=Watched, evaluate_when=when, num_rounds=1, **FAST
-        )
+            tmp_path / f"{when}-{after}", 2, grid_class=Watched, evaluate_when=when, num_rounds=1,
+            fedmuscle__evaluate_after=after, **FAST,
+        )  # fmt: skip
         assert set(asked) == {(1, number, number == evaluating) for number in (1, 2)}
 
 

@@ -290,7 +290,7 @@ def test_a_user_that_misses_an_exchange_skips_it(tmp_path: Path) -> None:
                     ids.append("lost")
             return ids
 
-    run = rounds(tmp_path, grid_class=Failing)
+    run = rounds(tmp_path, grid_class=Failing, fedmuscle__evaluate_after="alignment")
     aligned_in = {(r["round"], r["client"]) for r in run.metrics(metric="loss_alignment")}
     assert aligned_in == {(t, c) for t in "12" for c in "0123"} - {("1", "1")}
     assert run.metrics(round=1, client=1, metric="accuracy")
@@ -301,7 +301,10 @@ def test_simclr_sends_nothing(tmp_path: Path) -> None:
     run = rounds(tmp_path, fedmuscle__loss="simclr")
     assert {int(r["scalars"]) for r in run.rows("traffic")} == {0}
     assert {int(r["messages"]) for r in run.rows("traffic")} == {1}
-    assert len(run.metrics(metric="loss_alignment")) == 8
+    # Aligned between local trainings: with evaluation after the last of them, once in two rounds.
+    assert len(run.metrics(metric="loss_alignment")) == 4
+    after = rounds(tmp_path / "b", fedmuscle__loss="simclr", fedmuscle__evaluate_after="alignment")
+    assert len(after.metrics(metric="loss_alignment")) == 8
 
 
 def test_unlike_public_data_is_refused_at_the_roll_call() -> None:
