@@ -126,6 +126,10 @@ class Device:
         Empty: the run's for a partition, `imagefolder` for own data.
     state_dir : str
         Where its private model is kept; empty: below the fleet's directory.
+    task : str
+        What it learns, such as `multilabel@voc`; empty: its entry of the run's `tasks`.
+    public_dir : str
+        Where the public data set lies on it; empty: the run's `data-dir`.
     """
 
     client_id: int = dataclasses.field(metadata={"rule": Rule(kind=int, minimum=0)})
@@ -140,6 +144,8 @@ class Device:
         default="", metadata={"rule": Rule(kind=str, choices=tuple(DATASETS))}
     )
     state_dir: str = option("", hint="an absolute path, or one that starts with ~")
+    task: str = option("", hint="a text: a task, such as multilabel@voc")
+    public_dir: str = option("", hint="an absolute path, or one that starts with ~")
     num_partitions: int | None = None
 
     @property
@@ -165,6 +171,8 @@ class Device:
             "device": self.device,
             "threads": self.threads,
             "state-dir": self.state_dir or state_dir,
+            "task": self.task,
+            "public-dir": self.public_dir,
         }
         given = {key: value for key, value in values.items() if value not in (None, "")}
         for key, value in given.items():

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 import yaml
 
+from data import DataError
+from data.tasks import parse_task
 from deploy.fleet import Device, Fleet, Restarts, Server, Tls, is_loopback
 from models import ModelError, model_info
 from strategies.base.options import ConfigError, parse_options, unknown_key
@@ -140,7 +142,7 @@ def _device(value: object, where: str, partitions: int) -> Device:
     if "client-id" not in values:
         raise ConfigError(f"{where}.client-id: missing; accepted is an integer of at least 0")
     device = _options(Device, values, where)
-    for key in ("data-dir", "state-dir"):
+    for key in ("data-dir", "state-dir", "public-dir"):
         folder = str(values.get(key, ""))
         if folder and not Path(folder).expanduser().is_absolute():
             raise ConfigError(
@@ -151,6 +153,11 @@ def _device(value: object, where: str, partitions: int) -> Device:
         raise ConfigError(
             f"{where}.device = {device.device!r}: accepted is auto, cpu, cuda or cuda:N"
         )
+    if device.task:
+        try:
+            parse_task(device.task)
+        except DataError as error:
+            raise ConfigError(f"{where}.task = {device.task!r}: {error}") from error
     # A user's own `module:factory` can be looked up only on the device.
     if device.model and ":" not in device.model:
         try:

@@ -18,8 +18,10 @@ def check_device(device: Device, fleet: Fleet) -> None:
     import torch
 
     where = f"{fleet.source}: client {device.client_id}:"
-    if device.data_dir and not Path(device.data_dir).expanduser().is_dir():
-        raise ConfigError(f"{where} data-dir = {device.data_dir!r}: there is no such folder here")
+    for key, place in (("data-dir", device.data_dir), ("public-dir", device.public_dir)):
+        # A folder, or for sentences one file.
+        if place and not Path(place).expanduser().exists():
+            raise ConfigError(f"{where} {key} = {place!r}: there is no such folder here")
     if device.device.startswith("cuda"):
         count, number = torch.cuda.device_count(), int(device.device.partition(":")[2] or 0)
         if number >= count:

@@ -215,3 +215,16 @@ def test_a_device_of_a_shared_data_set_may_say_where_it_lies(tmp_path: Path) -> 
 def test_only_the_named_kinds_of_address_are_this_machine() -> None:
     assert all(is_loopback(host) for host in ("127.0.0.1", "127.1.2.3", "::1", "localhost"))
     assert not any(is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "example.org"))
+
+
+def test_a_device_may_have_a_task_of_its_own(tmp_path: Path) -> None:
+    def with_task(task: str, place: str = "/data/public") -> Change:
+        return lambda top: top["devices"][1].update({"task": task, "public-dir": place})
+
+    device = read(tmp_path, with_task("multilabel@voc")).devices[1]
+    told = parse_config_args([device.node_config("/state")])
+    assert (told["task"], told["public-dir"]) == ("multilabel@voc", "/data/public")
+    with pytest.raises(ConfigError, match=r"devices\[1\].task = 'multilable@voc': .*multilabel"):
+        read(tmp_path, with_task("multilable@voc"))
+    with pytest.raises(ConfigError, match=r"devices\[1\].public-dir = 'public': .*absolute"):
+        read(tmp_path, with_task("multilabel@voc", "public"))
