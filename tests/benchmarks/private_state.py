@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.measured import Measured, measure_run
-from tests.benchmarks.workloads import ROOT, WARM_UP, Workload
+from tests.benchmarks.workloads import ROOT, WARM_UP, BenchmarkError, Workload
 
 PACKAGES = ("server_app", "client_app", "strategies", "models", "data")
 MODULE = "benchmark_app"
@@ -28,6 +28,8 @@ import json
 import os
 import time
 from pathlib import Path
+
+from flwr.clientapp import ClientApp
 
 from client_app import app as wildflower
 from client_app import runner
@@ -66,20 +68,28 @@ else:
     runner.prune_rounds = timed("tidy", runner.prune_rounds)
 
 
-def noted(function):
-    def wrapper(message, *others):
-        seconds.clear()
-        reply = function(message, *others)
-        row = {{"round": int(message.content[runner.CONTROL]["round"]), **seconds}}
-        with (PLACE / f"{{os.getpid()}}.jsonl").open("a") as file:
-            file.write(json.dumps(row) + "\\n")
-        return reply
-
-    return wrapper
+app = ClientApp()
 
 
-runner.answer_train = noted(runner.answer_train)
-app = wildflower.app
+# Functions of this module: a worker gets them by name, so it imports and changes what is above.
+@app.query()
+def query(message, context):
+    return wildflower.app(message, context)
+
+
+@app.evaluate()
+def evaluate(message, context):
+    return wildflower.app(message, context)
+
+
+@app.train()
+def train(message, context):
+    seconds.clear()
+    reply = wildflower.app(message, context)
+    row = {{"round": int(message.content[runner.CONTROL]["round"]), **seconds}}
+    with (PLACE / f"{{os.getpid()}}.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    return reply
 """
 
 
@@ -148,7 +158,15 @@ def write_app(app: Path, place: Path, kind: str) -> None:
 
 
 def mean_parts(rows: Iterable[dict[str, Any]], skip: int) -> dict[str, float]:
-    """Return the mean of every part over the messages of rounds after the first `skip`."""
+    """Return the mean of every part over the messages of rounds after the first `skip`.
+
+    Raises
+    ------
+    BenchmarkError
+        If there are none.
+    """
     steady = [row for row in rows if row["round"] > skip]
+    if not steady:
+        raise BenchmarkError(f"no message was timed after round {skip}: is the app another one?")
     names = dict.fromkeys(name for row in steady for name in row if name != "round")
     return {name: sum(row.get(name, 0.0) for row in steady) / len(steady) for name in names}

@@ -168,6 +168,8 @@ def test_state_costs_are_means_over_messages_of_steady_rounds() -> None:
         {"round": 4, "read": 3.0},
     ]
     assert mean_parts(rows, 2) == {"read": 2.0, "write": 1.0}
+    with pytest.raises(workloads.BenchmarkError, match="after round 4"):
+        mean_parts(rows, 4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
