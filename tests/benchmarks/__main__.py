@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -114,25 +115,23 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def measure(names: list[str], quick: bool, rounds: int | None) -> dict[str, dict[str, Any]]:
-    """Measure the named workloads in the order of `NAMES`."""
+def measure(name: str, quick: bool, rounds: int | None) -> dict[str, Any]:
+    """Measure one workload; one that fails is a result with an "error"."""
     known = workloads(quick)
-    found = {}
-    for name in NAMES:
-        if name not in names:
-            continue
-        if name in known:
-            workload = known[name] if rounds is None else known[name].with_values(num_rounds=rounds)
-            found[name] = federation(workload, measure_state if name == "B4" else measure_run)
-        else:
-            found[name] = muscle(quick) if name == "B5" else start_up(quick)
-    return found
+    try:
+        if name not in known:
+            return muscle(quick) if name == "B5" else start_up(quick)
+        workload = known[name] if rounds is None else known[name].with_values(num_rounds=rounds)
+        return federation(workload, measure_state if name == "B4" else measure_run)
+    except (RuntimeError, TimeoutError, subprocess.SubprocessError) as error:
+        say(f"  {name} could not be measured: {error}")
+        return {"title": name, "load": [load()], "error": str(error), "figures": {}}
 
 
 def report(facts: dict[str, Any], found: dict[str, dict[str, Any]]) -> str:
     """Return table, legend, notes and goals as text."""
     notes = [f"{name}: {r['note']}" for name, r in found.items() if r.get("note")]
-    if "B4" in found:
+    if "B4" in found and "error" not in found["B4"]:
         notes.append(_state_note(found["B4"]["figures"]))
     loads = ", ".join(f"{name} {result['load'][0][0]:.1f}" for name, result in found.items())
     return "\n".join(
@@ -159,8 +158,8 @@ def _state_note(figures: dict[str, float]) -> str:
     )
 
 
-def main() -> None:
-    """Measure, print the table and, if asked, write everything as JSON."""
+def main() -> int:
+    """Measure, print the table and, if asked, write all as JSON; 1 if a workload failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}")
     parser.add_argument("--rounds", type=int, help="of every federation, at least 4")
@@ -173,15 +172,20 @@ def main() -> None:
     if options.rounds is not None and options.rounds < 4:
         parser.error(f"--rounds = {options.rounds}: at least 4, the first two do not count")
     facts = machine()
-    found = measure(options.names or list(NAMES), options.quick, options.rounds)
+    found: dict[str, dict[str, Any]] = {}
+    for name in NAMES:
+        if name in (options.names or NAMES):
+            found[name] = measure(name, options.quick, options.rounds)
+            if options.json:  # after each, so that nothing is lost of what has been measured
+                content = {
+                    "machine": facts, "quick": options.quick, "command": sys.argv[1:],
+                    "workloads": found,
+                    "goals": [{**dataclasses.asdict(g), "met": g.met} for g in goals(found)],
+                }  # fmt: skip
+                options.json.write_text(json.dumps(content, indent=2) + "\n")
     print(report(facts, found))
-    if options.json:
-        content = {
-            "machine": facts, "quick": options.quick, "command": sys.argv[1:], "workloads": found,
-            "goals": [{**dataclasses.asdict(g), "met": g.met} for g in goals(found)],
-        }  # fmt: skip
-        options.json.write_text(json.dumps(content, indent=2) + "\n")
+    return 1 if any("error" in result for result in found.values()) else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -117,7 +117,7 @@ def goals(workloads: Mapping[str, Mapping[str, Any]]) -> list[Goal]:
     workloads : mapping
         By name, each with "figures" from `run_figures`, or what `B4`'s and `start`'s own have.
     """
-    figures = {name: result["figures"] for name, result in workloads.items()}
+    figures = {name: r["figures"] for name, r in workloads.items() if r["figures"]}
     found = []
     if "B1" in figures:
         found += [

@@ -88,7 +88,7 @@ def train(message, context):
     reply = wildflower.app(message, context)
     row = {{"round": int(message.content[runner.CONTROL]["round"]), **seconds}}
     with (PLACE / f"{{os.getpid()}}.jsonl").open("a") as file:
-        file.write(json.dumps(row) + "\n")
+        file.write(json.dumps(row) + "\\n")
     return reply
 """
 
