@@ -19,6 +19,7 @@ COLUMNS: dict[str, str] = {
     "round/floor": "round_to_floor",
     "client s": "client_compute_s",
     "efficiency": "efficiency",
+    "floor's": "floor_efficiency",
     "ms/client": "overhead_ms",
     "ms/trained": "overhead_trained_ms",
     "start s": "start_up_s",
@@ -33,6 +34,7 @@ round s     median wall seconds of a round, records and checkpoint included, wit
 floor s     the bare PyTorch loop: median round, mean of the one before and the one after the run
 client s    seconds a round that clients were at work, summed over clients
 efficiency  client s / (round s x workers), over all rounds that count
+floor's     the same of the bare loop: below 1 where clients cannot be divided evenly
 ms/client   (round s x workers - floor's busy seconds) / clients trained or evaluated, milliseconds
 ms/trained  the same divided by the clients that trained alone
 start s     from the submission by `flwr run` to the beginning of round 1
