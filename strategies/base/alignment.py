@@ -23,6 +23,7 @@ from strategies.base.contrastive import (
     nt_xent,
     pairwise_loss,
 )
+from strategies.base.optimizers import keep_compiler_out, take_step
 from strategies.base.public import PublicInputs
 
 
@@ -95,6 +96,7 @@ class Alignment:
         context = self.context
         self.model.eval()
         parameters = self.model.representation_parameters()
+        keep_compiler_out()
         optimizer = torch.optim.AdamW(parameters, lr=context.config.public_lr)
         restore_moments(optimizer, parameters, moments)
         flops = StepFlops(context, ("public", users))
@@ -105,7 +107,7 @@ class Alignment:
                     loss = loss_of()
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()
-                optimizer.step()
+                take_step(optimizer)
             values.append(loss.detach())
         moments.update(moments_of(optimizer, parameters))
         found = torch.stack(values).double().cpu()
