@@ -43,6 +43,10 @@ WORDS: dict[str, str] = {
     "no need to send; its natural uplink is the head (513.00), and its real downlink is the head "
     "and the generator, which the paper's 513.00 leaves out",
     "fedproto": _PAIRS + "; down, 100 global prototypes go to each client from the second round on",
+    "fedmuscle": "one contrastive step of B = 32 public items with M = 3 others; a round has T of "
+    "them",
+    "fedhenn": "an alignment set of 320 public items; the released code has 1,000",
+    "cofed": "320 public items, voted on by models that were trained for a round",
     "fedmrl": "8863.08 is ten times FedAvgCNN's base pooled to 128 features plus "
     "Linear(128, 100): 886,308 scalars; run here with that small model",
 }
