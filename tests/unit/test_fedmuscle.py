@@ -246,13 +246,19 @@ def test_one_step_is_the_same_in_either_exchange(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("exchange", ["batch", "step"])
 def test_traffic_is_m_matrices_a_step(tmp_path: Path, exchange: str) -> None:
-    run = rounds(tmp_path, fedmuscle__exchange=exchange, fedmuscle__steps=3, num_rounds=1)
+    """U08: and as many bytes from a large model as from a small one."""
+    run = rounds(
+        tmp_path, fedmuscle__exchange=exchange, fedmuscle__steps=3, num_rounds=1,
+        models="cnn5, resnet10-w4",
+    )  # fmt: skip
     size = 3 * BATCH * WIDTH
     messages = 2 if exchange == "batch" else 4
     for way, factor in (("uplink", 1), ("downlink", 3)):
         rows = [r for r in run.rows("traffic") if r["direction"] == way]
         assert {int(r["scalars"]) for r in rows} == {factor * size}
         assert {int(r["messages"]) for r in rows} == {messages}
+        sizes = [int(r["bytes"]) for r in rows]
+        assert max(sizes) <= 1.01 * min(sizes)
 
 
 def test_one_user_alone_skips_the_alignment(tmp_path: Path) -> None:
