@@ -48,8 +48,7 @@ def summarise(directory: Path, run: RunConfig, clients: int) -> dict[str, Any]:
         "accuracy": _accuracy(with_accuracy, run) | over_models,
         "accuracy_by_model": by_model,
         "scores": {
-            task: task_scores(scores.of_task(task), metric)
-            for task, metric in scores.tasks.items()
+            task: task_scores(scores.of_task(task), metric) for task, metric in scores.tasks.items()
         },
         "delta": delta,
         "delta_reason": reason,
