@@ -141,6 +141,16 @@ class RunConfig:
         return values
 
 
+def payload_sizes(run: RunConfig, classes: int) -> dict[str, int]:
+    """Return the sizes of the named dimensions of payloads, known on both sides.
+
+    d, the representation width; C, the number of classes; and P, the number of public items, for
+    methods that have any.
+    """
+    public = {"P": run.public_size} if run.chosen_method.public_data else {}
+    return {"d": run.feature_dim, "C": classes, **public}
+
+
 def default_run_config() -> dict[str, Any]:
     """Return every key with its default, all methods' included, as pyproject.toml lists them."""
     values = option_keys(RunConfig)

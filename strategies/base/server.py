@@ -19,7 +19,7 @@ from strategies.base.payload import PayloadError, Template
 from strategies.base.replies import read_reply
 from strategies.base.rng import SERVER, numpy_generator, torch_generator
 from strategies.base.roll_call import unlike_data, unlike_public_data
-from strategies.base.run_config import RunConfig
+from strategies.base.run_config import RunConfig, payload_sizes
 
 ServerState = TypeVar("ServerState")
 
@@ -167,8 +167,7 @@ class ServerHalf(Strategy, Generic[ServerState]):
         card = next(iter(self.cards.values()), None)  # `admit` saw to it that all agree
         if card is None:
             raise RosterError("no client is known yet, so neither is the number of classes")
-        sizes = {"d": self.run.feature_dim, "C": card.num_classes}
-        return sizes | {"P": self.run.public_size}
+        return payload_sizes(self.run, card.num_classes)
 
     def generator(self, server_round: int, purpose: str) -> Any:
         """Return the server's private torch generator for one round and purpose."""
