@@ -10,11 +10,11 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from data.image_dataset import ImageDataset, LabelledRows
+from data.image_dataset import Dataset, ImageDataset
 from data.raw import RawImages, create_image_file
 
 IGNORE = 255
-"""Mask value of a pixel that counts for no class, neither in training nor in a score."""
+"""Target value of what neither trains nor counts: unknown classes, pixels of an edge."""
 
 
 class Texts(Sequence[str]):
@@ -74,11 +74,8 @@ def read_array(path: Path) -> NDArray[np.uint8]:
 
 
 @dataclass(frozen=True, eq=False)
-class AnnotatedDataset(ImageDataset):
-    """Images with classes present, pixel masks or captions, each where the set has them.
-
-    `labels` is the main class, that of the largest item: partitions and plain classification
-    use it.
+class Annotations:
+    """What may be known of pictures beside one label each; each where the set has it.
 
     Attributes
     ----------
@@ -103,23 +100,24 @@ class AnnotatedDataset(ImageDataset):
 
 
 @dataclass(frozen=True, eq=False)
-class TextDataset(LabelledRows):
+class AnnotatedDataset(Annotations, ImageDataset):
+    """Images with `Annotations`.
+
+    `labels` is the main class, that of the largest item: partitions and plain classification
+    use it.
+    """
+
+
+@dataclass(frozen=True, eq=False)
+class TextDataset(Dataset):
     """Labelled sentences, official training rows first.
 
     Attributes
     ----------
-    name : str
-        Name in `DATASETS`.
     sentences : Sequence[str]
         (N,), memory-mapped.
-    labels : NDArray[np.int64]
-        (N,), values 0..num_classes-1.
-    train_size : int
-        Rows [0, train_size) are the official training set, the others the official test set.
-    class_names : tuple[str, ...]
-        One name per label.
-    fingerprint : str
-        16 hexadecimal digits of a SHA-256 over content; the same on every machine.
+    name, labels, train_size, class_names, fingerprint
+        As in `Dataset`.
     """
 
     name: str
@@ -131,14 +129,8 @@ class TextDataset(LabelledRows):
 
 
 @dataclass(frozen=True, eq=False)
-class RawAnnotated(RawImages):
-    """`RawImages` with what `AnnotatedDataset` has more; masks lie in `masks.npy` beside them."""
-
-    presence: NDArray[np.uint8] | None = None
-    masks: NDArray[np.uint8] | None = None
-    captions: Sequence[str] | None = None
-    masked: NDArray[np.bool_] | None = None
-    source: str = ""
+class RawAnnotated(Annotations, RawImages):
+    """`RawImages` with `Annotations`; masks lie in `masks.npy` beside the images."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,54 +5,33 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 
-class Dataset(Protocol):
-    """Labelled examples of any kind, official training rows first; see `ImageDataset`."""
+class Dataset:
+    """Labelled examples of any kind, official training rows first.
 
-    @property
-    def name(self) -> str:
-        """Name in `DATASETS`."""
+    Attributes
+    ----------
+    name : str
+        Name in `DATASETS`.
+    labels : NDArray[np.int64]
+        (N,), values 0..num_classes-1; of several classes the main one.
+    train_size : int
+        Rows [0, train_size) are the official training set, the others the official test set.
+    class_names : tuple[str, ...]
+        One name per label.
+    fingerprint : str
+        16 hexadecimal digits of a SHA-256 over content; the same on every machine.
+    """
 
-    @property
-    def labels(self) -> NDArray[np.int64]:
-        """(N,) values 0..num_classes-1; of several classes the main one."""
-
-    @property
-    def train_size(self) -> int:
-        """Number of leading rows that are the official training set."""
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """One name per label."""
-
-    @property
-    def fingerprint(self) -> str:
-        """16 hexadecimal digits over the content."""
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes, counting those without an example."""
-
-    @property
-    def labels_digest(self) -> str:
-        """Hash of all that a partition depends on: the labels and the official split."""
-
-    def __len__(self) -> int: ...
-
-    def __hash__(self) -> int: ...
-
-
-class LabelledRows:
-    """What data sets of all kinds derive from their labels and class names."""
-
+    name: str
     labels: NDArray[np.int64]
     train_size: int
     class_names: tuple[str, ...]
+    fingerprint: str
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -71,23 +50,15 @@ class LabelledRows:
 
 
 @dataclass(frozen=True, eq=False)
-class ImageDataset(LabelledRows):
+class ImageDataset(Dataset):
     """Labelled images of one size, official training rows first.
 
     Attributes
     ----------
-    name : str
-        Name in `DATASETS`.
     images : NDArray[np.uint8]
         (N, C, H, W), values 0..255, memory-mapped and read-only.
-    labels : NDArray[np.int64]
-        (N,), values 0..num_classes-1.
-    train_size : int
-        Rows [0, train_size) are the official training set, the others the official test set.
-    class_names : tuple[str, ...]
-        One name per label.
-    fingerprint : str
-        16 hexadecimal digits of a SHA-256 over content; the same on every machine.
+    name, labels, train_size, class_names, fingerprint
+        As in `Dataset`.
     """
 
     name: str

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from data.annotated import IGNORE, AnnotatedDataset, TextDataset
 from data.client import ClientData, device_indices
 from data.dataset import load_dataset
-from data.image_dataset import Dataset, ImageDataset, LabelledRows
+from data.image_dataset import Dataset, ImageDataset
 from data.partition import ClientIndices, partition_indices
 from data.spec import DataError, DataSpec
 from data.split import TaskSplit, mask_presence
@@ -31,7 +31,7 @@ Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class _Part(LabelledRows):
+class _Part(Dataset):
     """Some rows of a data set as a data set of its own, for `partition_indices`."""
 
     name: str
