@@ -50,7 +50,7 @@ def _scores(
     context: ClientContext, half: ClientHalf[Any, Any, Any], state: Any, downlink: Any, split: Split
 ) -> dict[str, float | None]:
     """Return the score of every named prediction, "accuracy" renamed to the task's metric."""
-    task, metric = context.task_name, context.metric
+    task, metric = context.data.task, context.data.metric
     found: dict[str, Score] = {}
     for inputs, targets in device_batches(context, split, EVALUATION_BATCH):
         with precision(context):

@@ -64,7 +64,7 @@ class StepFlops:
     def __init__(self, context: ClientContext, extra: Hashable = None) -> None:
         run, data = context.run, context.data
         self._key = repr((
-            run.method, context.config, context.model_name, run.feature_dim, context.task_name,
+            run.method, context.config, context.model_name, run.feature_dim, data.task,
             data.channels, data.image_size, data.num_classes, context.server_round > 1, extra,
         ))  # fmt: skip
         self._apart = 0.0

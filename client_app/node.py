@@ -148,10 +148,8 @@ def _task_data(
     entries = parse_tasks(run.tasks) or (task,)
     number = _count(node, "partition-id", None, minimum=0)
     partitions = _count(node, "num-partitions", None)
-    entries = tuple(entries[i % len(entries)] for i in range(partitions))
-    entries = (*entries[:number], task, *entries[number + 1 :])
-    named = [dataclasses.replace(e, dataset=e.dataset or run.dataset) for e in entries]
-    return load_task_data(spec, named, number, partitions, tokenise)
+    everyone = [task if i == number else entries[i % len(entries)] for i in range(partitions)]
+    return load_task_data(spec, everyone, number, partitions, tokenise)
 
 
 def _nothing_to_learn_from() -> ConfigError:

@@ -60,7 +60,7 @@ def make_card(context: ClientContext, method: Method) -> Card:
     """Describe a client; the model is built without weights and run once on blank images."""
     with torch.device("meta"):
         model = method.client().build(context).model
-    data, task = context.data, context.task
+    data = context.data
     counts = data.train.class_counts()
     return Card(
         client_id=context.client_id,
@@ -79,8 +79,8 @@ def make_card(context: ClientContext, method: Method) -> Card:
         test_examples=len(data.test),
         device=str(context.device),
         data_hash=data.data_hash,
-        task=str(task) if task else "classification",
-        metric=task.metric if task else "accuracy",
+        task=str(context.task or data.task),
+        metric=data.metric,
         public_hash=PublicInputs(context).fingerprint if method.public_data else "",
     )
 

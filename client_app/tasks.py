@@ -17,8 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-IGNORE = 255
-"""Target value of what neither trains nor counts: unknown classes, pixels of an edge."""
+from data.annotated import IGNORE
 
 Loss = Callable[[Tensor, Tensor], dict[str, Tensor]]
 

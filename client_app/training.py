@@ -41,7 +41,7 @@ def train_epochs(
     split: Split | None = None,
     lr_factor: float = 1.0,
     gradient_hook: GradientHook | None = None,
-    hook_cost: Hashable = None,
+    step_cost: Hashable = None,
 ) -> dict[str, float]:
     """Train modules on the client's training examples.
 
@@ -68,9 +68,9 @@ def train_epochs(
     gradient_hook : callable, optional
         For methods that work on gradients: called in every step after clipping. What it returns
         is recorded like a loss term, but is not part of "loss".
-    hook_cost : Hashable, optional
-        What the operations of a call of `gradient_hook` depend on, such as the size of what it
-        works on; calls of one value are counted once.
+    step_cost : Hashable, optional
+        What else the operations of a step depend on, such as the size of what `gradient_hook`
+        works on; steps of one value are counted once.
 
     Returns
     -------
@@ -89,7 +89,7 @@ def train_epochs(
     drop_singletons = _enter_training(modules, min(len(split), context.run.batch_size))
     parameters = [p for m in modules for p in m.parameters()]
     optimizer = make_optimizer(context, parameters, lr_factor)
-    flops = StepFlops(context, (len(parameters), hook_cost))
+    flops = StepFlops(context, (len(parameters), step_cost))
     hook = None if gradient_hook is None else flops.apart(gradient_hook)
     step_count = 0
     generator = context.generator("batches")

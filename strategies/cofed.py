@@ -32,16 +32,17 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client_app.tasks import IGNORE, task_loss
-from client_app.training import EVALUATION_BATCH, LossFunction, train_epochs
+from client_app.tasks import task_loss
+from client_app.training import LossFunction, train_epochs
 from data import Split, TaskSplit
+from data.annotated import IGNORE
 from models import TaskModel
 from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.exchange import Card, ClientUpdate
 from strategies.base.method import Method, register
 from strategies.base.options import ConfigError, option
 from strategies.base.payload import array
-from strategies.base.public import PublicInputs, evaluating
+from strategies.base.public import PublicInputs
 from strategies.base.run_config import RunConfig
 from strategies.base.server import ServerHalf
 
@@ -148,7 +149,7 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
     ) -> tuple[Uplink, dict[str, float]]:
         if len(downlink.items):
             items, classes = downlink.items, downlink.classes
-            if context.task_name != "multilabel":
+            if context.data.task != "multilabel":
                 items, classes = without_ambiguous(items, classes)
             state.items, state.classes = torch.tensor(items), torch.tensor(classes)
         split = self._with_pseudo_labels(context, state)
@@ -162,20 +163,13 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
     def predict(self, state: ClientState, downlink: Downlink, images: Tensor) -> dict[str, Tensor]:
         return {"accuracy": state.model(images)}
 
-    @torch.no_grad()
     def _votes(self, context: ClientContext, model: TaskModel) -> Uplink:
-        if context.task_name == "segmentation":
+        if context.data.task == "segmentation":
             return _no_votes()
-        public, several = PublicInputs(context), context.task_name == "multilabel"
-        found = []
-        with evaluating(model):
-            for start in range(0, len(public), EVALUATION_BATCH):
-                part = np.arange(start, min(start + EVALUATION_BATCH, len(public)), dtype=np.int32)
-                logits = model(public.batch(part)).float().cpu()
-                shares = logits.sigmoid() if several else logits.softmax(dim=1)
-                rows, classes = confident_labels(shares, context.config.margin, several=several)
-                found.append((part[rows], classes))
-        items, classes = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        public, several = PublicInputs(context), context.data.task == "multilabel"
+        logits = public.outputs(model, np.arange(len(public), dtype=np.int32), model).cpu()
+        shares = logits.sigmoid() if several else logits.softmax(dim=1)
+        items, classes = confident_labels(shares, context.config.margin, several=several)
         return Uplink(class_keys(context.data.class_names), items, classes)
 
     def _with_pseudo_labels(self, context: ClientContext, state: ClientState) -> Split:
@@ -185,7 +179,7 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
             return own
         inputs, targets = own.batch(np.arange(len(own)))
         items, classes = state.items.cpu().numpy(), state.classes.cpu().long()
-        if context.task_name == "multilabel":
+        if context.data.task == "multilabel":
             unique, rows = np.unique(items, return_inverse=True)
             added = torch.full((len(unique), context.data.num_classes), IGNORE, dtype=torch.uint8)
             added[torch.from_numpy(rows), classes] = 1
@@ -197,8 +191,8 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
 
     def _loss(self, context: ClientContext, model: TaskModel, split: Split) -> LossFunction:
         """Return the task's loss, with class weights once there are pseudo-labels."""
-        if split is context.data.train or context.task_name == "multilabel":
-            return task_loss(context.task_name, model)
+        if split is context.data.train or context.data.task == "multilabel":
+            return task_loss(context.data.task, model)
         counts = torch.zeros(context.data.num_classes)
         for label, count in split.class_counts().items():
             counts[label] = count

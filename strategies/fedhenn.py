@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from client_app.tasks import task_loss
-from client_app.training import EVALUATION_BATCH, train_epochs
+from client_app.training import train_epochs
 from models import TaskModel
 from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.exchange import ClientUpdate
@@ -146,7 +146,7 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
         if first_of_two:
             return Uplink(triangle(self._gram(context, state.model, downlink.indices))), {}
         nothing = Uplink(np.empty(0, dtype=np.float32))
-        own_task = task_loss(context.task_name, state.model)
+        own_task = task_loss(context.data.task, state.model)
         if not len(downlink.kernel):
             return nothing, train_epochs(context, [state.model], own_task)
         align = self._alignment(context, state.model, downlink)
@@ -156,7 +156,7 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
 
         # The term costs the same whatever the batch, so operations are counted by batch size.
         first_batch = min(len(context.data.train), context.run.batch_size)
-        return nothing, train_epochs(context, [state.model], loss, hook_cost=first_batch)
+        return nothing, train_epochs(context, [state.model], loss, step_cost=first_batch)
 
     def predict(self, state: ClientState, downlink: Downlink, images: Tensor) -> dict[str, Tensor]:
         return {"accuracy": state.model(images)}
@@ -165,13 +165,7 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
         self, context: ClientContext, model: TaskModel, indices: NDArray[np.int32]
     ) -> NDArray[np.float32]:
         """Return K_k (l, l) of the encoder's features."""
-        public = PublicInputs(context)
-        with torch.no_grad(), evaluating(model):
-            parts = [
-                model.encoder(public.batch(indices[start : start + EVALUATION_BATCH])).float()
-                for start in range(0, len(indices), EVALUATION_BATCH)
-            ]
-        z = torch.cat(parts)
+        z = PublicInputs(context).outputs(model, indices, model.encoder)
         return (z @ z.T).cpu().numpy()
 
     def _alignment(

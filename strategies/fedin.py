@@ -273,7 +273,7 @@ class Client(LayerwiseClient[ClientState, Downlink, Uplink]):
         modules = [state.model, work.projections]
         sizes = tuple(len(s_in) for s_in, _ in work.batches)
         metrics = train_epochs(
-            context, modules, work.loss, gradient_hook=work.gradient, hook_cost=sizes
+            context, modules, work.loss, gradient_hook=work.gradient, step_cost=sizes
         )
         if context.config.anchor == "own":
             named = state.model.named_parameters()

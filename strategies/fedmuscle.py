@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -147,6 +148,7 @@ class ClientState:
     moments: dict[str, Tensor]
 
 
+@lru_cache(maxsize=2)  # every message of a round asks, and so does the check of every answer
 def public_batches(run: RunConfig, server_round: int) -> NDArray[np.int32]:
     """Return the public items I_1..I_T of a round, (T, B), the same for all users.
 
@@ -163,7 +165,9 @@ def public_batches(run: RunConfig, server_round: int) -> NDArray[np.int32]:
         )[: per_pass * size]
         for number in range(-(-total // per_pass))
     ]
-    return np.concatenate(order).reshape(-1, size)[:total].astype(np.int32)
+    batches = np.concatenate(order).reshape(-1, size)[:total].astype(np.int32)
+    batches.flags.writeable = False  # all callers get the same array
+    return batches
 
 
 class Client(ClientHalf[ClientState, Downlink, Uplink]):
@@ -193,7 +197,7 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
         self, context: ClientContext, model: TaskModel, public: PublicInputs
     ) -> dict[str, float]:
         """Train on the own task; with SimCLR, whose steps need nobody, align as well."""
-        config, own = context.config, task_loss(context.task_name, model)
+        config, own = context.config, task_loss(context.data.task, model)
         if config.loss != "simclr":
             return train_epochs(context, [model], own)
         align = Alignment(context, model, public).with_itself

@@ -59,7 +59,7 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
     def train(
         self, context: ClientContext, state: ClientState, downlink: Downlink
     ) -> tuple[Uplink, dict[str, float]]:
-        loss = task_loss(context.task_name, state.model)
+        loss = task_loss(context.data.task, state.model)
         return Uplink(), train_epochs(context, [state.model], loss)
 
     def predict(self, state: ClientState, downlink: Downlink, images: Tensor) -> dict[str, Tensor]:

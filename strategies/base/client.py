@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from data import ClientData, PublicData, load_public
-from data.tasks import METRIC_OF, TaskSpec
+from data.tasks import TaskSpec
 from models import (
     InputShape,
     SplitModel,
@@ -23,7 +23,7 @@ from models import (
 )
 from strategies.base.payload import Template
 from strategies.base.rng import numpy_generator, torch_generator
-from strategies.base.run_config import RunConfig
+from strategies.base.run_config import RunConfig, payload_sizes
 
 S = TypeVar("S")
 D = TypeVar("D")
@@ -74,23 +74,12 @@ class ClientContext:
     @property
     def dims(self) -> dict[str, int]:
         """Sizes of the named dimensions that payloads are declared with."""
-        sizes = {"d": self.run.feature_dim, "C": self.data.num_classes}
-        return sizes | {"P": self.run.public_size}
+        return payload_sizes(self.run, self.data.num_classes)
 
     @property
     def shape(self) -> InputShape:
         """Channels, image size and classes of the local data."""
         return InputShape(self.data.channels, self.data.image_size, self.data.num_classes)
-
-    @property
-    def task_name(self) -> str:
-        """What this client learns, one of `data.tasks.TASKS`."""
-        return self.task.task if self.task else "classification"
-
-    @property
-    def metric(self) -> str:
-        """What this client's main score is named by."""
-        return METRIC_OF[self.task_name]
 
     def build_task_model(self, *, in_path: bool = False) -> TaskModel:
         """Build the client's model for its task; see `models.TaskModel`."""
@@ -100,7 +89,7 @@ class ClientContext:
             else text_shape_of(self.model_name, self.data.num_classes)
         )
         return build_task_model(
-            self.model_name, self.task_name, shape, self.run.feature_dim,
+            self.model_name, self.data.task, shape, self.run.feature_dim,
             in_path=in_path, lora_rank=self.run.lora_rank,
         )  # fmt: skip
 

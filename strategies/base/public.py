@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 
@@ -32,7 +32,7 @@ class PublicInputs:
 
     def __init__(self, context: ClientContext) -> None:
         self._context = context
-        self.reads_text = context.task_name == "text"
+        self.reads_text = context.data.task == "text"
         public = context.public
         if self.reads_text and public.captions is None:
             raise ConfigError(
@@ -54,15 +54,25 @@ class PublicInputs:
         return to_inputs(self.raw(indices), self._context.device)
 
     @torch.no_grad()
+    def outputs(
+        self, model: nn.Module, indices: NDArray[np.int32], function: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """Return what a function of the model gives for items (n, ...), in their order.
+
+        In evaluation mode, not augmented, float32 and on the client's device.
+        """
+        with evaluating(model), precision(self._context):
+            parts = [
+                function(self.batch(indices[start : start + EVALUATION_BATCH])).float()
+                for start in range(0, len(indices), EVALUATION_BATCH)
+            ]
+        return torch.cat(parts)
+
     def represent(self, model: TaskModel, indices: NDArray[np.int32]) -> NDArray[np.float32]:
-        """Return the representations Z (n, d) of items in their order; nothing is augmented."""
-        parts = [np.empty((0, model.feature_dim), dtype=np.float32)]
-        with evaluating(model):
-            for start in range(0, len(indices), EVALUATION_BATCH):
-                with precision(self._context):
-                    z = model.represent(self.batch(indices[start : start + EVALUATION_BATCH]))
-                parts.append(z.float().cpu().numpy())
-        return np.concatenate(parts)
+        """Return the representations Z (n, d) of items in their order, none for no items."""
+        if not len(indices):
+            return np.empty((0, model.feature_dim), dtype=np.float32)
+        return self.outputs(model, indices, model.represent).cpu().numpy()
 
 
 @contextmanager

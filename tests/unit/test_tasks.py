@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from client_app.tasks import IGNORE, new_score, task_loss
+from client_app.tasks import new_score, task_loss
 from data import DataError
+from data.annotated import IGNORE
 from data.tasks import TASK_GROUPS, TaskSpec, assign_task, parse_task, parse_tasks
 
 
