@@ -23,12 +23,7 @@ from data import (
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(autouse=True)
-def _private_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("WILDFLOWER_CACHE", str(tmp_path / "cache"))
-    data.clear_memory()
-    yield
-    data.clear_memory()
+pytestmark = pytest.mark.usefixtures("private_cache")
 
 
 def make_split(count):

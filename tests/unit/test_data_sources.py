@@ -16,30 +16,22 @@ from PIL import Image
 
 import data
 from data import DataError, DataSpec, load_client_data, load_dataset, load_device_data
-from data import standard_places as places
 
 ROOT = Path(__file__).parents[2]
 CIFAR_ARCHIVE = ROOT.parent / "shared" / "data" / "cifar10-jpeg.tar.gz"
 
 
-@pytest.fixture(autouse=True)
-def _private_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("WILDFLOWER_CACHE", str(tmp_path / "cache"))
-    data.clear_memory()
-    yield
-    data.clear_memory()
+pytestmark = pytest.mark.usefixtures("private_cache")
 
 
 @pytest.fixture
-def bare_machine(tmp_path, monkeypatch):
+def bare_machine(no_datasets, tmp_path, monkeypatch):
     """Hide the standard places and the network."""
 
     def refuse(*arguments, **keywords):
         raise urllib.error.URLError("no network")
 
-    monkeypatch.setattr(places, "DEBIAN_DATASETS", tmp_path / "none")
     monkeypatch.setattr("data.sources.DEBIAN_DATASETS", tmp_path / "none")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr("urllib.request.urlopen", refuse)
 
 

@@ -11,13 +11,7 @@ from data.class_shares import apply_table, share_table
 from data.partition import compute_split
 from data.partitioners import pathological
 
-
-@pytest.fixture(autouse=True)
-def _private_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("WILDFLOWER_CACHE", str(tmp_path / "cache"))
-    data.clear_memory()
-    yield
-    data.clear_memory()
+pytestmark = pytest.mark.usefixtures("private_cache")
 
 
 def make_dataset(train_per_class=80, test_per_class=20, num_classes=10):

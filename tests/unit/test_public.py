@@ -4,23 +4,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import data
 from data import DataError, load_dataset, load_public
-from data import standard_places as places
 from data.public import to_grey
 from data.scene_items import load_items
 from data.scenes import draw_scenes
 
-
-@pytest.fixture(autouse=True)
-def _private_cache(tmp_path, monkeypatch):
-    """A cache of its own, and scenes of digits, which are quick to make."""
-    monkeypatch.setenv("WILDFLOWER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(places, "DEBIAN_DATASETS", tmp_path / "none")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    data.clear_memory()
-    yield
-    data.clear_memory()
+pytestmark = pytest.mark.usefixtures("private_cache", "no_datasets")
 
 
 def test_scenes_are_the_same_for_every_shape(tmp_path):

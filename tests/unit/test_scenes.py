@@ -22,9 +22,7 @@ def _fresh_memory():
 
 
 @pytest.fixture
-def without_fashion_mnist(tmp_path, monkeypatch):
-    monkeypatch.setattr(places, "DEBIAN_DATASETS", tmp_path / "none")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+def without_fashion_mnist(no_datasets, tmp_path, monkeypatch):
     monkeypatch.setenv("WILDFLOWER_CACHE", str(tmp_path / "cache"))
 
 

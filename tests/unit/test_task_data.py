@@ -57,12 +57,7 @@ def make_annotated(masked=None, **gone):
     return AnnotatedDataset("scenes", images, labels, TRAIN, names, "f" * 16, **fields)
 
 
-@pytest.fixture(autouse=True)
-def _private_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("WILDFLOWER_CACHE", str(tmp_path / "cache"))
-    data.clear_memory()
-    yield
-    data.clear_memory()
+pytestmark = pytest.mark.usefixtures("private_cache")
 
 
 @pytest.fixture

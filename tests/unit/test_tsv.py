@@ -13,12 +13,7 @@ ROOT = Path(__file__).parents[2]
 REVIEWS = ROOT.parent / "shared" / "data" / "rt-polarity"
 
 
-@pytest.fixture(autouse=True)
-def _private_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("WILDFLOWER_CACHE", str(tmp_path / "cache"))
-    data.clear_memory()
-    yield
-    data.clear_memory()
+pytestmark = pytest.mark.usefixtures("private_cache")
 
 
 def write(path, text):

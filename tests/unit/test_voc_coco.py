@@ -8,20 +8,10 @@ from PIL import Image
 
 import data
 from data import AnnotatedDataset, DataError, DataSpec, load_dataset, load_public, load_task_data
-from data import standard_places as places
 from data.tasks import parse_tasks
 from data.voc import CLASSES
 
-
-@pytest.fixture(autouse=True)
-def _private_cache(tmp_path, monkeypatch):
-    """A cache of its own, and a machine without data sets."""
-    monkeypatch.setenv("WILDFLOWER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(places, "DEBIAN_DATASETS", tmp_path / "none")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    data.clear_memory()
-    yield
-    data.clear_memory()
+pytestmark = pytest.mark.usefixtures("private_cache", "no_datasets")
 
 
 def open_set(name, path, **changes):
