@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from data.tasks import METRIC_OF
+
+MOST_LEFT_OUT = 5
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,12 @@ def client_tasks(cards: Iterable[Mapping[str, str]]) -> dict[int, ClientTask]:
 def task_name(text: str) -> str:
     """Return what comes before data set and classes: "multilabel" of "multilabel@scenes[0-4]"."""
     return text.partition("@")[0].partition("[")[0]
+
+
+def some_left_out(left_out: Mapping[Any, str]) -> str:
+    """Name the first few clients that could not be compared, and why."""
+    names = [f"client {client} ({why})" for client, why in list(left_out.items())[:MOST_LEFT_OUT]]
+    return ", ".join(names) + (" …" if len(left_out) > len(names) else "")
 
 
 def tasks_in_order(clients: Mapping[int, ClientTask]) -> dict[str, str]:

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from server_app.compare.cells import NOT_COMPARABLE, NOT_RUN, Spread, spread
 from server_app.outcome import Scores, relative_changes
+from server_app.scores import some_left_out
 from strategies.base.options import ConfigError
 
 DELTA_FIELD = "delta"
 """Mean over clients of 100 (a_n - a_n^ref) / a_n^ref, a_n being client n's last main score."""
-
-MOST_LEFT_OUT = 5
 
 
 def delta_field(task: str) -> str:
@@ -54,7 +53,7 @@ def delta_cells(
         for field, task in fields.items():
             percents[field].append(found.by_task.get(task) if task else found.percent)
         if found.left_out:
-            notes.append(f"seed {seed}: {_named(found.left_out)}")
+            notes.append(f"seed {seed}: {some_left_out(found.left_out)}")
     return {field: _over_seeds(values) for field, values in percents.items()}, notes
 
 
@@ -62,8 +61,3 @@ def _over_seeds(values: Iterable[float | None]) -> Spread | str:
     values = list(values)
     known = [value for value in values if value is not None]
     return spread(known) if known and len(known) == len(values) else ""
-
-
-def _named(left_out: Mapping[int, str]) -> str:
-    names = [f"client {client} ({why})" for client, why in list(left_out.items())[:MOST_LEFT_OUT]]
-    return ", ".join(names) + (" …" if len(left_out) > len(names) else "")

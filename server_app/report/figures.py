@@ -17,8 +17,8 @@ from server_app.report.svg import (
     size,
 )
 from server_app.report.tasks import View, has_tasks, views
+from server_app.scores import some_left_out
 
-MOST_LEFT_OUT = 5
 TILES_A_ROW = 4
 
 Figure = tuple[str, str, str]  # label, value as HTML, explanation as plain text
@@ -118,9 +118,7 @@ def _delta_figure(run: RunData) -> list[Figure]:
         text += ": " + ", ".join(f"{task} {change(value)}" for task, value in by_task.items())
     left_out = section(delta, "left_out")
     if left_out:
-        named = list(left_out.items())[:MOST_LEFT_OUT]
-        text += "; not in it: " + ", ".join(f"client {client} ({why})" for client, why in named)
-        text += " …" if len(left_out) > len(named) else ""
+        text += "; not in it: " + some_left_out(left_out)
     return [(f"delta against {delta.get('against')}", change(delta["percent"]), text)]
 
 
