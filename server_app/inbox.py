@@ -7,7 +7,7 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -167,81 +167,6 @@ class Inbox:
         for message_id, _ in lost:
             del self._out[message_id]
         return [Answer(sent, None, "no answer before the deadline") for _, sent in lost]
-
-
-class Outgoing:
-    """A round's messages, each built and sent when the window has room for it.
-
-    Messages for training go first, in the order in which their replies are folded. A reply that is
-    early waits, so none is asked for that is more than two windows ahead of the next to be folded:
-    at most so many replies ever wait.
-
-    Parameters
-    ----------
-    inbox : Inbox
-        Sends them.
-    window : int or None
-        How many may be out at once, see `window_of`.
-    planned : iterable of (str, int)
-        Kind and client of every message, those for training first.
-    messages : generator of (Message, Sent)
-        The same messages; each is built when its turn has come.
-
-    Attributes
-    ----------
-    left : deque of (str, int)
-        What was not sent yet.
-    folded : int
-        How many replies to training messages were folded, or will never be there.
-    """
-
-    def __init__(
-        self,
-        inbox: Inbox,
-        window: int | None,
-        planned: Iterable[tuple[str, int]],
-        messages: Generator[tuple[Message, Sent], None, None],
-    ) -> None:
-        self.inbox = inbox
-        self.window = window
-        self.left = deque(planned)
-        self.folded = 0
-        self._messages = messages
-        self._sent = self._out = 0
-
-    def fill(self, deadline: float) -> None:
-        """Send what there is room for, unless the deadline is over."""
-        while self.left and time.monotonic() < deadline and (room := self._room()) > 0:
-            self.inbox.push(self._next(room))
-
-    def answered(self) -> None:
-        """Note that one of the messages needs no more waiting."""
-        self._out -= 1
-
-    def drop(self) -> list[tuple[str, int]]:
-        """Return what was not sent, and never send it."""
-        dropped = list(self.left)
-        self.left.clear()
-        self._messages.close()
-        return dropped
-
-    def _room(self) -> int:
-        if self.window is None:
-            return len(self.left)
-        room = self.window - self._out
-        if self.left[0][0] == "train":
-            room = min(room, self.folded + 2 * self.window + 1 - self._sent)
-        return room
-
-    def _next(self, count: int) -> Iterator[tuple[Message, Sent]]:
-        for item in islice(self._messages, count):
-            self.left.popleft()
-            self._sent += 1
-            self._out += 1
-            yield item
-        if not self.left:
-            # To the end of what builds them, which finds out there if it has one too many.
-            next(self._messages, None)
 
 
 def _reason(message: Message) -> str:

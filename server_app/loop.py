@@ -15,10 +15,12 @@ from server_app import console
 from server_app.checkpoints import Checkpoints
 from server_app.console import say
 from server_app.inbox import Inbox
+from server_app.pace import Pace
 from server_app.recorder import Recorder
 from server_app.report import write_report
 from server_app.roster import Roster
-from server_app.round import Failure, Round, RoundResult, RunError
+from server_app.round import Round, RunError
+from server_app.round_result import Failure, RoundResult
 from server_app.run_directory import FAILED, RunDirectory, early_end, write_atomically
 from server_app.summary import check_local_clients, check_local_run, summarise
 from strategies.base.exchange import MessageFactory
@@ -62,6 +64,7 @@ class RoundLoop:
         # A message outlives its round's deadline a little, so that the deadline decides.
         self.messages = MessageFactory(directory.name, {}, ttl=run.round_timeout + 30)
         self.roster = Roster(strategy, self.inbox, self.messages, directory.refuse)
+        self.pace = Pace()
         self.durations: list[float] = []
         self.session = secrets.token_hex(8)
         self.resumed_at = 0
@@ -151,7 +154,7 @@ class RoundLoop:
                 asked = [i for i in participants if i in online]
                 measured = [i for i in measured if i in online]
             result = Round(
-                self.strategy, self.inbox, self.roster, number, asked, measured, tests
+                self.strategy, self.inbox, self.roster, number, asked, measured, tests, self.pace
             ).exchange()
             outcome = result if outcome is None else outcome.followed_by(result)
         assert outcome is not None, f"{self.run.method}: a round needs at least one exchange"
@@ -163,7 +166,7 @@ class RoundLoop:
             self._set_control(evaluate=True, phase="final", final=True)
             tests, measuring = self._measuring(self.roster.online())
             outcome = Round(
-                self.strategy, self.inbox, self.roster, last_round, [], measuring, tests
+                self.strategy, self.inbox, self.roster, last_round, [], measuring, tests, self.pace
             ).exchange()
             self.recorder.add(outcome, closing=True)
         summary = summarise(self.directory.path, self.run, len(self.strategy.cards))

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from server_app.round import RoundResult, Traffic
+from server_app.round_result import RoundResult, Traffic
 from server_app.scores import ClientTask, TaskScore, client_tasks, tasks_in_order
 from strategies.base.exchange import PHASES, MetricRow
 from strategies.base.state import StateError

@@ -4,93 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 
-from server_app.inbox import Answer, Inbox, Outgoing, Sent, window_of
+from server_app.inbox import Answer, Inbox, Sent, window_of
+from server_app.outgoing import Outgoing
+from server_app.pace import Pace
 from server_app.roster import Roster
-from strategies.base.exchange import ClientUpdate, MetricRow, count_bytes
+from server_app.round_result import Failure, RoundResult, Traffic
+from strategies.base.exchange import ClientUpdate, count_bytes
 from strategies.base.payload import PayloadError
 from strategies.base.server import ServerHalf
 from strategies.base.state import non_finite_entries
 
-COUNTERS = ("examples_seen", "flops")
-"""Metrics of training that count something, so that exchanges of a round add to them."""
-
 
 class RunError(RuntimeError):
     """The run cannot go on."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A client that did not contribute to a round, and why."""
-
-    client_id: int | None
-    kind: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """One message's cost: scalars in the paper's convention and bytes of the real records."""
-
-    client_id: int
-    direction: str
-    scalars: int
-    num_bytes: int
-    purpose: str
-
-
-@dataclass
-class RoundResult:
-    """Everything a round produced."""
-
-    server_round: int
-    participants: list[int]
-    rows: list[tuple[int, MetricRow]] = field(default_factory=list)
-    traffic: list[Traffic] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
-    server_metrics: dict[str, float] = field(default_factory=dict)
-    compute_s: float = 0.0
-    seconds: float = 0.0
-    workers: set[str] = field(default_factory=set)
-    rounds_trained: dict[int, int] = field(default_factory=dict)
-    late: set[int] = field(default_factory=set)
-
-    def followed_by(self, later: RoundResult) -> RoundResult:
-        """Return this exchange and a later one of the same round as one result."""
-        return RoundResult(
-            self.server_round,
-            self.participants,
-            merge_rows([*self.rows, *later.rows]),
-            self.traffic + later.traffic,
-            self.failures + later.failures,
-            self.server_metrics | later.server_metrics,
-            self.compute_s + later.compute_s,
-            self.seconds + later.seconds,
-            self.workers | later.workers,
-            later.rounds_trained | self.rounds_trained,
-            self.late | later.late,
-        )
-
-
-def merge_rows(rows: Iterable[tuple[int, MetricRow]]) -> list[tuple[int, MetricRow]]:
-    """Make one row of all that a client measured under one name in the exchanges of a round.
-
-    Counters (`COUNTERS`) are added up; other values are averaged over the exchanges.
-    """
-    found: dict[tuple[int, str, str], list[MetricRow]] = {}
-    for client, row in rows:
-        found.setdefault((client, row.phase, row.metric), []).append(row)
-    merged = []
-    for (client, phase, metric), same in found.items():
-        total = sum(row.value for row in same)
-        value = total if metric in COUNTERS else total / len(same)
-        merged.append((client, MetricRow(phase, metric, value, same[-1].examples)))
-    return merged
 
 
 class Round:
@@ -108,6 +38,8 @@ class Round:
         Clients that are evaluated only.
     tests : set of int, optional
         Which of both measure the test split; all by default.
+    pace : Pace, optional
+        What clients needed for earlier messages of the run.
     """
 
     def __init__(
@@ -119,19 +51,22 @@ class Round:
         participants: list[int],
         others: list[int],
         tests: set[int] | None = None,
+        pace: Pace | None = None,
     ) -> None:
         self.strategy = strategy
         self.inbox = inbox
         self.roster = roster
         self.result = RoundResult(server_round, sorted(participants))
-        self._others = others
+        self._pace = pace or Pace()
+        self._order = {
+            "train": self._pace.ordered("train", self.result.participants),
+            "evaluate": self._pace.ordered("evaluate", others),
+        }
         self._tests = {*participants, *others} if tests is None else tests
         self._deadline = time.monotonic() + strategy.run.round_timeout
+        planned = [(kind, i) for kind, clients in self._order.items() for i in clients]
         self._outgoing = Outgoing(
-            inbox,
-            window_of(inbox.grid),
-            [*(("train", i) for i in self.result.participants), *(("evaluate", i) for i in others)],
-            self._messages(),
+            inbox, window_of(inbox.grid), self._pace, planned, self._messages()
         )
         self._answered: set[int] = set()
         self._ready: dict[int, ClientUpdate] = {}
@@ -152,8 +87,8 @@ class Round:
     def _messages(self) -> Generator[tuple[Message, Sent], None, None]:
         """Build the round's messages as they are asked for, and count their traffic."""
         try:
-            yield from self._built("train", self.result.participants)
-            yield from self._built("evaluate", self._others)
+            for kind, clients in self._order.items():
+                yield from self._built(kind, clients)
         finally:
             self.roster.messages.forget()
 
@@ -270,6 +205,7 @@ class Round:
         )
         result.compute_s += update.compute_s
         result.workers.add(update.worker)
+        self._pace.note(kind, update)
         result.rounds_trained[update.client_id] = update.rounds_trained
         if kind == "train":
             self._answered.add(update.client_id)

@@ -10,7 +10,7 @@ from typing import Any
 
 from data.tasks import METRIC_OF, parse_task
 from server_app.recorder import Recorder
-from server_app.round import RoundResult, Traffic
+from server_app.round_result import RoundResult, Traffic
 from server_app.run_directory import CARD_COLUMNS
 from server_app.summary import summarise
 from strategies.base.exchange import MetricRow

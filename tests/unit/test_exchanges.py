@@ -10,7 +10,7 @@ import pytest
 from flwr.app import Message
 
 from server_app.inprocess import FIRST_NODE, InProcessGrid
-from server_app.round import RoundResult, Traffic, merge_rows
+from server_app.round_result import RoundResult, Traffic, merge_rows
 from strategies.base.exchange import MetricRow
 from tests.support import run_federation
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from server_app.recorder import HEADERS, Recorder, read_rows, weighted_mean
-from server_app.round import Failure, RoundResult, Traffic
+from server_app.round_result import Failure, RoundResult, Traffic
 from server_app.scores import TaskScore
 from strategies.base.exchange import MetricRow
 from strategies.base.state import StateError

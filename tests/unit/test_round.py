@@ -16,7 +16,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from server_app.inbox import Inbox
 from server_app.inprocess import InProcessGrid
 from server_app.roster import Roster
-from server_app.round import Round, RoundResult, RunError
+from server_app.round import Round, RunError
+from server_app.round_result import RoundResult
 from strategies.base.exchange import (
     INFO,
     METRICS,

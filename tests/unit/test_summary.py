@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from server_app.recorder import Recorder
-from server_app.round import Failure, RoundResult, Traffic
+from server_app.round_result import Failure, RoundResult, Traffic
 from server_app.summary import summarise
 from strategies.base.exchange import MetricRow
 from strategies.base.run_config import RunConfig

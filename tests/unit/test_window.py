@@ -18,8 +18,10 @@ from flwr.supercore.task_identity import TaskIdentity
 from server_app import round as round_module
 from server_app.inbox import Inbox, Sent, window_of
 from server_app.inprocess import InProcessGrid
+from server_app.pace import Pace
 from server_app.roster import Roster
-from server_app.round import Round, RoundResult, RunError
+from server_app.round import Round, RunError
+from server_app.round_result import RoundResult
 from strategies.base.exchange import INFO, ClientUpdate, MessageFactory
 from strategies.base.run_config import parse_run_config
 from tests.unit.test_roster import a_card
@@ -89,6 +91,7 @@ def a_round(
     aggregate: Callable[[Aggregate], Aggregate] = lambda inner: inner,
     before: Callable[[Inbox], None] = lambda inbox: None,
     timeout: float = 60.0,
+    pace: Pace | None = None,
 ) -> RoundResult:
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
     run = parse_run_config({"method": "fedre", "round-timeout": timeout})
@@ -100,7 +103,7 @@ def a_round(
     inbox = Inbox(cast(Grid, grid))
     before(inbox)
     roster = Roster(strategy, inbox, strategy.messages)
-    result = Round(strategy, inbox, roster, 2, list(train), list(evaluate)).exchange()
+    result = Round(strategy, inbox, roster, 2, list(train), list(evaluate), pace=pace).exchange()
     assert strategy.messages.last_scalars == 0  # the last downlink was let go of
     return result
 

@@ -1,0 +1,89 @@
+"""Longest first in a simulation: the order, its limits, and that results do not know of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from server_app import round as round_module
+from server_app.pace import EARLY_BYTES, LONG, Pace
+from strategies.base.exchange import ClientUpdate
+from tests.unit.test_window import CLIENTS, CountingGrid, W, a_round
+
+KIB = 1024
+
+
+def an_update(client: int, seconds: float, size: int = KIB, worker: str = "a") -> ClientUpdate:
+    return ClientUpdate(client, 1, object(), [], seconds, size, 0, worker, 1)
+
+
+def a_pace(seconds: dict[int, float], size: int = KIB, kind: str = "train") -> Pace:
+    pace = Pace()
+    for client, value in seconds.items():
+        pace.note(kind, an_update(client, value, size))
+    return pace
+
+
+def test_the_longest_goes_first_and_the_unknown_before_it() -> None:
+    pace = a_pace({0: 0.5, 1: 3.0, 2: 0.5, 4: 2.0})
+    assert pace.ordered("train", range(6)) == [3, 5, 1, 4, 0, 2]
+    assert pace.ordered("evaluate", range(6)) == [0, 1, 2, 3, 4, 5]
+    pace.note("train", an_update(1, 0.1))
+    assert pace.ordered("train", range(6)) == [3, 5, 4, 0, 2, 1]
+
+
+def test_large_replies_change_places_only_while_they_fit_in_memory() -> None:
+    """Replies of 16 MB: four may wait. Evaluations answer with no payload: all of them may."""
+    seconds = {client: float(client) for client in range(10)}
+    pace = a_pace(seconds, size=EARLY_BYTES // 4)
+    assert pace.ordered("train", range(10)) == [3, 2, 1, 0, 7, 6, 5, 4, 9, 8]
+    assert pace.ahead(1) == 4
+    assert pace.ahead(3) == 6
+    larger = a_pace(seconds, size=EARLY_BYTES + 1)
+    assert larger.ordered("train", range(10)) == list(range(10))
+    for client, value in seconds.items():
+        larger.note("evaluate", an_update(client, value))
+    assert larger.ordered("evaluate", range(10)) == list(range(9, -1, -1))
+
+
+def test_few_wait_where_messages_take_long() -> None:
+    planned = [("train", client) for client in range(10)]
+    assert Pace().window(8, planned) == 8
+    assert a_pace({0: LONG / 2, 1: LONG}).window(8, planned) == 8
+    long = a_pace({0: LONG, 1: LONG})
+    assert long.window(8, planned) == 2
+    long.note("train", an_update(2, LONG, worker="b"))
+    assert long.window(8, planned) == 4
+    assert long.window(3, planned) == 3
+    assert long.window(8, [("evaluate", 0)]) == 8
+
+
+@pytest.mark.parametrize("size", [KIB, EARLY_BYTES // 5, 2 * EARLY_BYTES])
+def test_a_round_comes_out_the_same_in_any_order(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """Every stretch is longest first, everything is sent, and nothing else changes."""
+    monkeypatch.setattr(round_module, "window_of", lambda grid: W)
+    seconds = {client: (7 * client) % 30 / 100 for client in range(30)}
+    grid, plain = CountingGrid(), CountingGrid()
+    pace = a_pace(seconds, size)
+    expected = pace.ordered("train", range(30))
+    ordered = a_round(grid, range(30), range(30, CLIENTS), pace=pace)
+    by_id = a_round(plain, range(30), range(30, CLIENTS))
+    assert [client for kind, client in grid.sent if kind == "train"] == expected
+    assert len(grid.sent) == CLIENTS
+    assert grid.most_out == W
+    assert ordered.server_metrics == by_id.server_metrics
+    for name in ("rows", "traffic"):
+        assert sorted(map(repr, getattr(ordered, name))) == sorted(map(repr, getattr(by_id, name)))
+    assert ordered.failures == []
+
+
+def test_a_round_teaches_the_next_one() -> None:
+    """Compute seconds and sizes are those of the replies."""
+    pace = Pace()
+    a_round(CountingGrid(), range(5), range(5, 8), pace=pace)
+    assert pace.ordered("train", [9, 3, 2]) == [9, 3, 2]
+    assert pace.ahead(1) > 2
+    pace.note("train", an_update(2, 1e6))
+    assert pace.ordered("train", [9, 3, 2]) == [9, 2, 3]
+    assert pace.ordered("evaluate", [4, 5]) == [4, 5]  # 4 was never evaluated alone
