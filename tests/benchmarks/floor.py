@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.floor request.json      # one JSON line comes back
 
-As many processes as the run has workers, one thread each, take clients from one queue, in the
-order of their ids. No Flower, no round loop, no state of clients: a process holds one model of
+As many processes as the run has workers, one thread each, take clients from one queue, those first
+that took longest in the round before. No Flower, no round loop, no state of clients: a process holds one model of
 each architecture and trains it for whatever client comes next. Models, arrays, batch size and
 optimiser are those of the run, and so are its passes over the data: local epochs, the method's
 own collection of representations over the training examples, and evaluation.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -206,7 +207,7 @@ def _worker(request: dict[str, Any], tasks: Queue[Any], results: Queue[Any]) -> 
     for client in range(bare.clients):
         bare.open(client)
     while (task := tasks.get(timeout=TASK_SECONDS)) is not None:
-        results.put(bare.serve(*task))
+        results.put((task[0], bare.serve(*task)))
     gpu = torch.cuda.max_memory_allocated() if bare.device.type == "cuda" else 0
     results.put((_peak_bytes(), gpu))
 
@@ -230,14 +231,18 @@ def run_floor(request: dict[str, Any]) -> Floor:
     count, clients = max(1, round(run.sample_fraction * request["clients"])), request["clients"]
     round_s, busy_s = [], []
     parts: defaultdict[str, float] = defaultdict(float)
+    last: dict[int, float] = {}
     for number in range(2 + request["rounds"]):
         chosen = set(np.random.default_rng(number).permutation(clients)[:count].tolist())
-        order = [*sorted(chosen), *sorted(set(range(clients)) - chosen)]
+        # Longest first, as the federation has it.
+        order = sorted(range(clients), key=lambda i: (i not in chosen, -last.get(i, math.inf), i))
         started = time.perf_counter()
         for client in order:
             tasks.put((client, client in chosen))
-        answers = [results.get(timeout=TASK_SECONDS) for _ in order]
+        served = dict(results.get(timeout=TASK_SECONDS) for _ in order)
         wall = time.perf_counter() - started
+        answers = list(served.values())
+        last |= {client: sum(seconds.values()) for client, seconds in served.items()}
         if number >= 2:
             round_s.append(wall)
             busy_s.append(sum(sum(seconds.values()) for seconds in answers))
