@@ -3,10 +3,10 @@
     python -m tests.benchmarks.floor request.json      # one JSON line comes back
 
 As many processes as the run has workers, one thread each, take clients from one queue, those first
-that took longest in the round before. No Flower, no round loop, no state of clients: a process holds one model of
-each architecture and trains it for whatever client comes next. Models, arrays, batch size and
-optimiser are those of the run, and so are its passes over the data: local epochs, the method's
-own collection of representations over the training examples, and evaluation.
+that took longest in the round before. No Flower, no round loop, no state of clients: a process
+holds one model of each architecture and trains it for whatever client comes next. Models, arrays,
+batch size and optimiser are those of the run, and so are its passes over the data: local epochs,
+the method's own collection of representations over the training examples, and evaluation.
 """
 
 from __future__ import annotations
