@@ -14,6 +14,7 @@ from server_app.outcome import (
     Evaluation,
     Evaluations,
     Scores,
+    named,
     read_scores,
     refuse_unlike,
     relative_changes,
@@ -136,7 +137,7 @@ def _delta(run: RunConfig, scores: Scores) -> tuple[dict[str, Any] | None, str |
 
 
 def _left_out(found: Delta) -> str:
-    return "; ".join(f"client {i}: {why}" for i, why in list(found.left_out.items())[:10])
+    return named(f"client {i}: {why}" for i, why in found.left_out.items())
 
 
 def task_scores(scores: Scores, metric: str) -> dict[str, Any]:

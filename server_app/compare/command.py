@@ -19,7 +19,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from server_app.compare.differences import differences, statement
-from server_app.compare.output import markdown, table_cells, write_outputs
+from server_app.compare.output import left_out, markdown, table_cells, write_outputs
 from server_app.compare.plan import Plan, PlannedRun, read_plan
 from server_app.compare.results import Row
 from server_app.compare.state import (
@@ -125,7 +125,7 @@ class Comparison:
                     self.write()
         rows = self.write()
         say()
-        say(markdown(self.plan, *table_cells(self.plan, rows)))
+        say(markdown(self.plan, *table_cells(self.plan, rows), left_out(rows)))
         for difference in differences(self.plan, rows):
             say(f"{difference.title}: {statement(difference)}")
         say(f"page: {self.plan.output / self.plan.name}.html")

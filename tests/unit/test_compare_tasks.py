@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from server_app.compare.cells import Spread
+from server_app.compare.command import Comparison
 from server_app.compare.differences import differences, statement, tables
 from server_app.compare.output import columns_of, left_out, table_cells, write_outputs
 from server_app.compare.plan import Plan, PlannedRun, make_plan
@@ -136,7 +137,9 @@ def test_each_task_has_a_chart(tmp_path: Path) -> None:
     assert not any(word in html for word in ("http://", "https://", "<script", "nan"))
 
 
-def test_who_is_left_out_of_delta_is_said(tmp_path: Path) -> None:
+def test_who_is_left_out_of_delta_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plan = plan_of(tmp_path, seeds=[0])
     write_run(plan.runs[0], {0: 0.0, 1: 0.5})
     write_run(plan.runs[1], {0: 0.5, 1: 0.75, 2: 0.5})
@@ -153,6 +156,8 @@ def test_who_is_left_out_of_delta_is_said(tmp_path: Path) -> None:
     )
     assert f"- {words}\n" in (tmp_path / "try.md").read_text()
     assert f'<p class="note">{words}</p>' in (tmp_path / "try.html").read_text()
+    assert Comparison(plan, check_states(plan), tmp_path).execute() == 0
+    assert f"- {words}\n" in capsys.readouterr().out
 
 
 def test_other_clients_are_not_comparable(tmp_path: Path) -> None:
