@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 
 from strategies.base.exchange import ClientUpdate
 
-LONG = 1.0
-"""Seconds. Work that takes longer on average outlasts the server's notice of a reply."""
-EARLY_BYTES = 64_000_000
-"""So many bytes of replies may wait on purpose for those that are folded before them."""
+NOTICE = 0.15
+"""Seconds from the end of a client's work until its worker can have a new message: Flower looks for
+messages to hand out every 0.1 s, and the server for replies about as often."""
+SHORTEST = 0.01
+"""Seconds that a message takes at least, since Flower and Ray work on it, too."""
+SPARE_BYTES = 64_000_000
+"""So many bytes may be held for speed alone: replies that wait for those that are folded before
+them, and messages that wait for a worker."""
 
 
 class Pace:
@@ -24,15 +28,20 @@ class Pace:
 
     def __init__(self) -> None:
         self._seconds: dict[tuple[str, int], float] = {}
-        self._largest = 0
+        self._largest = self._largest_reply = 0
         self._workers: set[str] = set()
 
     def note(self, kind: str, update: ClientUpdate) -> None:
         """Remember how long a client worked on a message, and how large its reply is."""
         self._seconds[kind, update.client_id] = update.compute_s
         self._workers.add(update.worker)
-        if update.uplink is not None:
-            self._largest = max(self._largest, update.num_bytes)
+        self.weigh(update.num_bytes)
+        if kind == "train":
+            self._largest_reply = max(self._largest_reply, update.num_bytes)
+
+    def weigh(self, num_bytes: int) -> None:
+        """Note the size of a message."""
+        self._largest = max(self._largest, num_bytes)
 
     def ahead(self, window: int) -> int:
         """Return how many messages may be sent beyond the next one to be folded, and that one.
@@ -55,16 +64,21 @@ class Pace:
             ordered += sorted(stretch, key=lambda i: -self._seconds.get((kind, i), math.inf))
         return ordered
 
-    def window(self, window: int, planned: Iterable[tuple[str, int]]) -> int:
-        """Return how many messages may be out: `window`, or two a worker where they take long.
+    def window(self, window: int, planned: Sequence[tuple[str, int]]) -> int:
+        """Return how many messages may be out: as many as keep all workers at work, and few more.
 
-        Flower hands out what it finds waiting in the order of its nodes; so that the longest goes
-        first, no more wait than are needed to keep all workers at work.
+        Two a worker, one that is computed and one to come, and more where a worker would be done
+        with them before the server notices. `window` is for messages of unknown speed, or 1 where
+        messages are computed as they are sent. Flower hands out what it finds waiting in the order
+        of its nodes, so that what waits is not longest first any more; and it looks at every
+        waiting message once for each node.
         """
         known = [self._seconds[at] for at in planned if at in self._seconds]
-        if known and fmean(known) >= LONG:
-            return min(window, max(2, 2 * len(self._workers)))
-        return window
+        if not known or window == 1:
+            return window
+        workers = len(self._workers)
+        wanted = 1 + math.ceil(NOTICE / max(fmean(known), SHORTEST))
+        return workers * max(2, min(wanted, SPARE_BYTES // max(1, self._largest) // workers))
 
     def _block(self) -> int:
-        return EARLY_BYTES // self._largest if self._largest else 0
+        return SPARE_BYTES // self._largest_reply if self._largest_reply else 0

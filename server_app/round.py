@@ -105,6 +105,7 @@ class Round:
         for client_id, message in zip(clients, messages, strict=True):
             scalars, size = self.roster.messages.last_scalars, count_bytes(message.content)
             self.result.traffic.append(Traffic(client_id, "downlink", scalars, size, kind))
+            self._pace.weigh(size)
             yield message, Sent(kind, message.metadata.dst_node_id, client_id)
 
     def _aggregate(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from server_app import round as round_module
-from server_app.pace import EARLY_BYTES, LONG, Pace
+from server_app.pace import NOTICE, SPARE_BYTES, Pace
 from strategies.base.exchange import ClientUpdate
 from tests.unit.test_window import CLIENTS, CountingGrid, W, a_round
 
@@ -34,30 +34,39 @@ def test_the_longest_goes_first_and_the_unknown_before_it() -> None:
 def test_large_replies_change_places_only_while_they_fit_in_memory() -> None:
     """Replies of 16 MB: four may wait. Evaluations answer with no payload: all of them may."""
     seconds = {client: float(client) for client in range(10)}
-    pace = a_pace(seconds, size=EARLY_BYTES // 4)
+    pace = a_pace(seconds, size=SPARE_BYTES // 4)
     assert pace.ordered("train", range(10)) == [3, 2, 1, 0, 7, 6, 5, 4, 9, 8]
     assert pace.ahead(1) == 4
     assert pace.ahead(3) == 6
-    larger = a_pace(seconds, size=EARLY_BYTES + 1)
+    larger = a_pace(seconds, size=SPARE_BYTES + 1)
     assert larger.ordered("train", range(10)) == list(range(10))
     for client, value in seconds.items():
         larger.note("evaluate", an_update(client, value))
     assert larger.ordered("evaluate", range(10)) == list(range(9, -1, -1))
 
 
-def test_few_wait_where_messages_take_long() -> None:
+def test_as_many_are_out_as_keep_all_workers_busy() -> None:
+    """One that is computed and, for each, what is computed while the server does not notice."""
     planned = [("train", client) for client in range(10)]
     assert Pace().window(8, planned) == 8
-    assert a_pace({0: LONG / 2, 1: LONG}).window(8, planned) == 8
-    long = a_pace({0: LONG, 1: LONG})
-    assert long.window(8, planned) == 2
-    long.note("train", an_update(2, LONG, worker="b"))
-    assert long.window(8, planned) == 4
-    assert long.window(3, planned) == 3
-    assert long.window(8, [("evaluate", 0)]) == 8
+    pace = a_pace({0: 10 * NOTICE, 1: NOTICE})
+    assert pace.window(8, planned) == 2
+    pace.note("train", an_update(2, NOTICE, worker="b"))
+    assert pace.window(8, planned) == 4
+    assert pace.window(8, [("evaluate", 0)]) == 8
+    for client in range(3):
+        pace.note("train", an_update(client, NOTICE / 5))
+    assert pace.window(8, planned) == 2 * 6
+    assert pace.window(1, planned) == 1
+    pace.note("train", an_update(0, 0.0))
+    assert pace.window(8, planned) < 30
+    pace.weigh(SPARE_BYTES // 7)
+    assert pace.window(8, planned) == 2 * 3
+    pace.weigh(SPARE_BYTES)
+    assert pace.window(8, planned) == 4
 
 
-@pytest.mark.parametrize("size", [KIB, EARLY_BYTES // 5, 2 * EARLY_BYTES])
+@pytest.mark.parametrize("size", [KIB, SPARE_BYTES // 5, 2 * SPARE_BYTES])
 def test_a_round_comes_out_the_same_in_any_order(
     monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
@@ -66,6 +75,7 @@ def test_a_round_comes_out_the_same_in_any_order(
     seconds = {client: (7 * client) % 30 / 100 for client in range(30)}
     grid, plain = CountingGrid(), CountingGrid()
     pace = a_pace(seconds, size)
+    monkeypatch.setattr(pace, "window", lambda window, planned: window)
     expected = pace.ordered("train", range(30))
     ordered = a_round(grid, range(30), range(30, CLIENTS), pace=pace)
     by_id = a_round(plain, range(30), range(30, CLIENTS))
