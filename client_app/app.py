@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
@@ -9,27 +12,23 @@ from client_app import runner
 from strategies.base.method import Method, get_method
 from strategies.base.run_config import RunConfig
 
+Answer = Callable[[Message, Context, Method], Message]
+
 
 def make_client_app(method: Method | None = None) -> ClientApp:
     """Return a ClientApp for one method, or, without one, for whatever the run-config names."""
     app = ClientApp()
-
-    def chosen(context: Context) -> Method:
-        return method or get_method(str(context.run_config.get("method", RunConfig.method)))
-
-    @app.query()
-    def query(message: Message, context: Context) -> Message:
-        return runner.answer_query(message, context, chosen(context))
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        return runner.answer_train(message, context, chosen(context))
-
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        return runner.answer_evaluate(message, context, chosen(context))
-
+    # Not functions defined here: Flower's simulation pickles the app with every message, and those
+    # would go by value, code included.
+    app.query()(partial(_answer, runner.answer_query, method))
+    app.train()(partial(_answer, runner.answer_train, method))
+    app.evaluate()(partial(_answer, runner.answer_evaluate, method))
     return app
+
+
+def _answer(answer: Answer, method: Method | None, message: Message, context: Context) -> Message:
+    chosen = method or get_method(str(context.run_config.get("method", RunConfig.method)))
+    return answer(message, context, chosen)
 
 
 app = make_client_app()

@@ -61,10 +61,15 @@ def window_of(grid: Grid) -> int | None:
     """
     if isinstance(grid, InProcessGrid):
         return 1
-    module = sys.modules.get(IN_MEMORY_GRID)
-    if module is not None and isinstance(grid, module.InMemoryGrid):
+    if is_simulation(grid):
         return max(SMALLEST_WINDOW, WINDOW_PER_CORE * _cores())
     return None
+
+
+def is_simulation(grid: Grid) -> bool:
+    """Return whether Flower's simulation engine is at work in this process."""
+    module = sys.modules.get(IN_MEMORY_GRID)
+    return module is not None and isinstance(grid, module.InMemoryGrid)
 
 
 def _cores() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+from contextlib import nullcontext
 from typing import Any
 
 from flwr.app import MetricRecord
@@ -14,8 +15,8 @@ from flwr.serverapp.strategy.result import Result
 from server_app import console
 from server_app.checkpoints import Checkpoints
 from server_app.console import say
-from server_app.inbox import Inbox
-from server_app.pace import Pace
+from server_app.inbox import Inbox, is_simulation
+from server_app.pace import Pace, short_thread_turns
 from server_app.recorder import Recorder
 from server_app.report import write_report
 from server_app.roster import Roster
@@ -37,8 +38,10 @@ def run_rounds(strategy: ServerHalf[Any], grid: Grid) -> Result:
     check_local_run(strategy.run.run_root, strategy.run.local_run)
     directory = RunDirectory.open(strategy.run)
     loop = RoundLoop(strategy, grid, directory)
+    turns = short_thread_turns() if is_simulation(grid) else nullcontext()
     try:
-        result = loop.execute()
+        with turns:
+            result = loop.execute()
     except BaseException as error:
         status, reason = early_end(error, directory.name)
         say(f"wildflower: the run {'failed' if status == FAILED else 'was interrupted'}: {reason}")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from statistics import fmean
 
 from strategies.base.exchange import ClientUpdate
@@ -16,6 +18,25 @@ SHORTEST = 0.01
 SPARE_BYTES = 64_000_000
 """So many bytes may be held for speed alone: replies that wait for those that are folded before
 them, and messages that wait for a worker."""
+
+THREAD_TURN = 0.0005
+"""Seconds, instead of Python's 0.005, after which a thread that computes lets another one go on."""
+
+
+@contextmanager
+def short_thread_turns() -> Iterator[None]:
+    """Let threads take turns quickly inside, and as before afterwards.
+
+    In a simulation Flower's threads share this process with the server: one scans its nodes for
+    messages, and one for every worker hands them over. Each hand-over waits for several turns, and
+    the worker with it: with 1,000 clients a round took a quarter less time with short ones.
+    """
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(THREAD_TURN)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 class Pace:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from server_app import round as round_module
-from server_app.pace import NOTICE, SPARE_BYTES, Pace
+from server_app.pace import NOTICE, SPARE_BYTES, THREAD_TURN, Pace, short_thread_turns
 from strategies.base.exchange import ClientUpdate
 from tests.unit.test_window import CLIENTS, CountingGrid, W, a_round
 
@@ -97,3 +99,10 @@ def test_a_round_teaches_the_next_one() -> None:
     pace.note("train", an_update(2, 1e6))
     assert pace.ordered("train", [9, 3, 2]) == [9, 2, 3]
     assert pace.ordered("evaluate", [4, 5]) == [4, 5]  # 4 was never evaluated alone
+
+
+def test_threads_take_turns_as_before_afterwards() -> None:
+    before = sys.getswitchinterval()
+    with short_thread_turns():
+        assert sys.getswitchinterval() == pytest.approx(THREAD_TURN)
+    assert sys.getswitchinterval() == before

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from server_app import round as round_module
-from server_app.inbox import Inbox, Sent, window_of
+from server_app.inbox import Inbox, Sent, is_simulation, window_of
 from server_app.inprocess import InProcessGrid
 from server_app.pace import Pace
 from server_app.roster import Roster
@@ -125,6 +125,7 @@ def test_flowers_simulation_has_a_window_of_four_messages_a_core(
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     assert window_of(grid) == 8
+    assert is_simulation(grid)
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
     assert window_of(grid) == 24
     ray = SimpleNamespace(is_initialized=lambda: True, cluster_resources=lambda: {"CPU": 20.0})
@@ -136,6 +137,7 @@ def test_flowers_simulation_has_a_window_of_four_messages_a_core(
 
 def test_only_simulations_have_a_window() -> None:
     assert window_of(cast(Grid, CountingGrid())) is None
+    assert not is_simulation(cast(Grid, CountingGrid()))
     assert window_of(InProcessGrid(cast(Any, None), 1, {})) == 1
 
 
