@@ -1,6 +1,6 @@
 """The benchmark: rounds, start-up, memory and disk of real runs, beside a bare PyTorch loop.
 
-    python -m tests.benchmarks                        # B1 to B5 and start-up, on a quiet machine
+    python -m tests.benchmarks                        # everything, on a quiet machine
     python -m tests.benchmarks B1 B4 --json speed.json
     python -m tests.benchmarks --quick                # minutes; shows that it works, no more
 
@@ -28,7 +28,7 @@ from tests.benchmarks.startup import empty_start_up
 from tests.benchmarks.workloads import Workload, with_images, workloads
 
 WORKERS = 2
-NAMES = ("B1", "B2", "B3", "B4", "B5", "start")
+NAMES = ("B1", "B2", "B2-train", "B3", "B3-train", "B4", "B5", "start")
 
 
 def federation(workload: Workload, run: Any = measure_run) -> dict[str, Any]:

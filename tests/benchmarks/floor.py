@@ -109,7 +109,7 @@ class Bare:
         self.models: dict[str, SplitModel] = {}
         self.classes = 0
 
-    def serve(self, client: int, trains: bool) -> dict[str, float]:
+    def serve(self, client: int, trains: bool, evaluates: bool) -> dict[str, float]:
         """Do a client's work of a round; return seconds by part."""
         train, test = self.open(client)
         name = assign_model(self.run.models, client)
@@ -123,9 +123,10 @@ class Bare:
             self._collect(model, *train)
             self._wait()
             seconds["collect"] = time.perf_counter() - started
-        started = time.perf_counter()
-        self._evaluate(model, *test)
-        seconds["evaluate"] = time.perf_counter() - started
+        if evaluates:
+            started = time.perf_counter()
+            self._evaluate(model, *test)
+            seconds["evaluate"] = time.perf_counter() - started
         return seconds
 
     def _train(self, model: SplitModel, images: Tensor, labels: Tensor) -> None:
@@ -229,16 +230,18 @@ def run_floor(request: dict[str, Any]) -> Floor:
         worker.start()
     run = parse_run_config({**default_run_config(), **request["config"]})
     count, clients = max(1, round(run.sample_fraction * request["clients"])), request["clients"]
+    evaluates = run.evaluate_every == 1
     round_s, busy_s = [], []
     parts: defaultdict[str, float] = defaultdict(float)
     last: dict[int, float] = {}
     for number in range(2 + request["rounds"]):
         chosen = set(np.random.default_rng(number).permutation(clients)[:count].tolist())
         # Longest first, as the federation has it.
-        order = sorted(range(clients), key=lambda i: (i not in chosen, -last.get(i, math.inf), i))
+        asked = range(clients) if evaluates else chosen
+        order = sorted(asked, key=lambda i: (i not in chosen, -last.get(i, math.inf), i))
         started = time.perf_counter()
         for client in order:
-            tasks.put((client, client in chosen))
+            tasks.put((client, client in chosen, evaluates))
         served = dict(results.get(timeout=TASK_SECONDS) for _ in order)
         wall = time.perf_counter() - started
         answers = list(served.values())

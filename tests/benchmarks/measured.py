@@ -34,7 +34,8 @@ class Measured:
         From the submission until round 1 began.
     round_s : list of float
         Wall seconds from the end of a round to the end of the next, records and checkpoint
-        included; the first two rounds are left out, here and in the lists below.
+        included. The first two rounds are left out, here and in the lists below, and the last one
+        if it alone evaluates.
     recorded_s : list of float
         The run's own seconds of these rounds, from the first message to the last reply.
     compute_s : list of float
@@ -162,9 +163,13 @@ def _seen(
         raise BenchmarkError(
             f"{workload.name}: {len(rows)} rounds in {directory}: {run.log[-3000:]}"
         )
+    accuracy = float(rows[-1]["accuracy"]) if rows[-1]["accuracy"] else None
+    start = watch.ended[0] - float(rows[0]["seconds"])
+    if rows[-1]["evaluated"] != rows[-2]["evaluated"]:
+        del rows[-1]
     ended, steady = watch.ended[: len(rows)], rows[WARM_UP:]
     return Measured(
-        start_up_s=ended[0] - float(rows[0]["seconds"]) - submitted,
+        start_up_s=start - submitted,
         round_s=[later - earlier for earlier, later in pairwise(ended)][WARM_UP - 1 :],
         recorded_s=[float(row["seconds"]) for row in steady],
         compute_s=[float(row["client_compute_s"]) for row in steady],
@@ -174,6 +179,6 @@ def _seen(
         peaks=watch.peaks.values,
         disk_bytes=sum(p.stat().st_size for p in directory.rglob("*") if p.is_file()),
         total_s=total,
-        accuracy=float(rows[-1]["accuracy"]) if rows[-1]["accuracy"] else None,
+        accuracy=accuracy,
         metrics=read_rows(directory / "metrics.csv") if keep_metrics else [],
     )

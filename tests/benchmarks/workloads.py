@@ -1,4 +1,4 @@
-"""What is measured: B1 to B4 as run-configs, and the images of B1."""
+"""What is measured: the federations as run-configs, and the images of B1."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Workload:
 
 
 def workloads(quick: bool) -> dict[str, Workload]:
-    """Return B1 to B4 by name; `quick` shrinks them until they only show that all works."""
+    """Return all federations by name; `quick` shrinks them until they only show that all works."""
     small: dict[str, Value] = {"dataset": "digits", "partition": "iid", "validation-fraction": 0.0}
     fedre: dict[str, Value] = {**small, "method": "fedre", "models": "cnn5", "sample-fraction": 0.1}
     per_client = (100, 20) if quick else (1000, 200)
@@ -104,6 +104,13 @@ def workloads(quick: bool) -> dict[str, Workload]:
             note="32 training images a client, one batch; the other quarter of its images is its "
             "test set",
         ),
+    ]  # fmt: skip
+    found += [
+        dataclasses.replace(
+            workload, name=f"{workload.name}-train", note="",
+            title=f"{workload.title}, without evaluation",
+        ).with_values(evaluate_every=workload.rounds)
+        for workload in found[1:3]
     ]  # fmt: skip
     return {workload.name: workload for workload in found}
 

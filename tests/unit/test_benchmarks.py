@@ -13,6 +13,7 @@ import torch
 from server_app.recorder import HEADERS
 from strategies.base.run_config import default_run_config, parse_run_config
 from tests.benchmarks import gpu, workloads
+from tests.benchmarks.__main__ import NAMES
 from tests.benchmarks.figures import Goal, goals, run_figures, table
 from tests.benchmarks.floor import Bare, Floor
 from tests.benchmarks.machine import processor
@@ -77,13 +78,17 @@ def test_goal_is_met_on_its_limit_and_on_the_right_side(
 def test_goals_are_of_what_was_measured_alone() -> None:
     small, large = run_figures(measured(), FLOORS), run_figures(measured(), FLOORS)
     large["server_mb"] = 1.3 * small["server_mb"]
-    found = goals({"B2": {"figures": small}, "B3": {"figures": large}})
+    training = run_figures(measured(evaluated=0), FLOORS)
+    found = goals(
+        {"B2": {"figures": small}, "B3": {"figures": large}, "B2-train": {"figures": training}}
+    )
     verdicts = {(goal.workload, goal.what): goal.met for goal in found}
-    assert {workload for workload, _ in verdicts} == {"B2", "B3", "B3/B2"}
+    assert {workload for workload, _ in verdicts} == {"B2", "B2-train", "B3", "B3/B2"}
     assert verdicts["B3/B2", "server memory, resident"] is False
     assert verdicts["B3/B2", "server memory, anonymous"] is True
-    assert verdicts["B2", "overhead, ms a round and client trained or evaluated"] is True
-    assert verdicts["B2", "overhead, ms a round and client trained"] is False
+    overhead = "overhead, ms a round and client that trained or was evaluated"
+    assert verdicts["B2", overhead] is True
+    assert verdicts["B2-train", overhead] is False  # 1.6 s over 10 clients
     assert goals({"B5": {"figures": {}}}) == []
     assert [g.met for g in goals({"start": {"figures": {"start_up_ratio": 1.31}}})] == [False]
     state = {"state_s": 0.1, "compared_s": 0.2, "state_server_mb": -3.0}
@@ -101,7 +106,10 @@ def test_table_has_a_row_for_every_federation() -> None:
 
 def test_workloads_have_the_sizes_of_the_issue() -> None:
     found = workloads.workloads(quick=False)
-    assert [w.clients for w in found.values()] == [10, 100, 1000, 20]
+    assert [w.clients for w in found.values()] == [10, 100, 1000, 20, 100, 1000]
+    assert set(found) < set(NAMES)
+    training = parse_run_config({**default_run_config(), **found["B3-train"].config})
+    assert [n for n in range(1, 21) if training.evaluates_in(n)] == [20]
     assert found["B1"].images == (10_000, 200)
     for workload in [*found.values(), *workloads.workloads(quick=True).values()]:
         run = parse_run_config({**default_run_config(), **workload.config})
@@ -151,10 +159,10 @@ def test_bare_loop_trains_the_clients_model_on_its_examples(
     }  # fmt: skip
     try:
         bare = Bare(request)
-        assert bare.serve(1, trains=False).keys() == {"evaluate"}
+        assert bare.serve(1, trains=False, evaluates=True).keys() == {"evaluate"}
         assert bare.models.keys() == {"cnn4"}
         before = bare.models["cnn4"].head.weight.clone()
-        assert bare.serve(1, trains=True).keys() == {"train", "collect", "evaluate"}
+        assert bare.serve(1, trains=True, evaluates=False).keys() == {"train", "collect"}
         assert not torch.equal(before, bare.models["cnn4"].head.weight)
         assert not bare.models["cnn4"].training
     finally:
