@@ -76,9 +76,9 @@ def workloads(quick: bool) -> dict[str, Workload]:
             {
                 "method": "fedproto", "models": "fedavgcnn, resnet18", "dataset": "imagefolder",
                 "partition": "iid", "test-split": "global", "validation-fraction": 0.0,
-                "batch-size": 32, "local-epochs": 1, "num-rounds": 4 if quick else 6,
+                "batch-size": 32, "local-epochs": 1, "num-rounds": 4 if quick else 8,
             },
-            floor_rounds=2 if quick else 3,
+            floor_rounds=2 if quick else 4,
             images=(b1_clients * per_client[0], per_client[1]),
             note="every client is tested on the same held-out images (test-split = global), which "
             "gives exactly the issue's sizes",
