@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from statistics import fmean
 
+from server_app.inbox import WINDOW_PER_CORE
 from strategies.base.exchange import ClientUpdate
 
 NOTICE = 0.15
@@ -97,7 +98,8 @@ class Pace:
         known = [self._seconds[at] for at in planned if at in self._seconds]
         if not known or window == 1:
             return window
-        workers = len(self._workers)
+        # A worker that was replaced is still among those seen; there are never more than cores.
+        workers = min(len(self._workers), max(1, window // WINDOW_PER_CORE))
         wanted = 1 + math.ceil(NOTICE / max(fmean(known), SHORTEST))
         return workers * max(2, min(wanted, SPARE_BYTES // max(1, self._largest) // workers))
 

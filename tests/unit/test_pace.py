@@ -55,6 +55,8 @@ def test_as_many_are_out_as_keep_all_workers_busy() -> None:
     assert pace.window(8, planned) == 2
     pace.note("train", an_update(2, NOTICE, worker="b"))
     assert pace.window(8, planned) == 4
+    pace.note("train", an_update(2, NOTICE, worker="c in place of a"))
+    assert pace.window(8, planned) == 4
     assert pace.window(8, [("evaluate", 0)]) == 8
     for client in range(3):
         pace.note("train", an_update(client, NOTICE / 5))
