@@ -165,7 +165,7 @@ def _seen(
         )
     accuracy = float(rows[-1]["accuracy"]) if rows[-1]["accuracy"] else None
     start = watch.ended[0] - float(rows[0]["seconds"])
-    if rows[-1]["evaluated"] != rows[-2]["evaluated"]:
+    if len(rows) > 1 and rows[-1]["evaluated"] != rows[-2]["evaluated"]:
         del rows[-1]
     ended, steady = watch.ended[: len(rows)], rows[WARM_UP:]
     return Measured(
