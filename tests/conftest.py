@@ -12,11 +12,6 @@ os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 torch.set_num_threads(1)
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """Run one process more than there are cores: tests of real processes mostly wait for Flower."""
-    return (os.cpu_count() or 1) + 1
-
-
 @pytest.fixture(scope="session", autouse=True)
 def dataset_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Keep the datasets that tests build out of the user's own cache."""

@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from deploy.fleet_file import read_fleet
 from deploy.local import LocalFleet
 from deploy.specs import flower_client
-from server_app.cli import main
 from server_app.flower.client import FlowerRun
 from server_app.flower.processes import all_processes
 from strategies.base.round_files import rounds_in
@@ -213,10 +211,3 @@ def modules(directory: Path) -> Path:
     path.mkdir(exist_ok=True)
     (path / "held_models.py").write_text(HELD_MODELS)
     return path
-
-
-def checked_status(outcome: Outcome, capsys: pytest.CaptureFixture[str]) -> str:
-    """Return what `wildflower check` says; Flower leaves a stopped ServerApp 5 s to write why."""
-    capsys.readouterr()
-    assert main(["check", str(outcome.path)]) == 1
-    return capsys.readouterr().out.split(": ")[1].strip()

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from server_app.flower.runs import FlowerRun, FlowerSimulation
-from tests.faults_support import Faults, faulty_fleet
 from tests.support import SMALL, Outcome
 
 ROOT = Path(__file__).parents[2]
@@ -55,16 +54,3 @@ def simulate(flower: FlowerSimulation) -> Simulate:
         return done, Outcome(directory / name)
 
     return run
-
-
-@pytest.fixture(scope="module")
-def fleet(dataset_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faults]:
-    """Three SuperNodes with TLS and keys, and a stranger, for all faults of a module."""
-    with faulty_fleet(tmp_path_factory.mktemp("faults"), dataset_cache) as faults:
-        yield faults
-
-
-@pytest.fixture
-def healthy(fleet: Faults) -> None:
-    """All devices of the fleet are at work when a test begins."""
-    fleet.everyone()
