@@ -40,16 +40,13 @@ def test_ray_equals_the_same_process_whatever_the_workers(
     assert "report.html" in two.log
 
 
-@pytest.mark.parametrize(("key", "value"), [("sample-fraction", 5.0), ("models", "resnet99")])
-def test_wrong_value_fails_the_run_before_any_data(
-    simulate: Simulate, tmp_path: Path, key: str, value: object
-) -> None:
+def test_wrong_value_fails_the_run_before_any_data(simulate: Simulate, tmp_path: Path) -> None:
     """U29: one line with key, value and what is accepted; nothing is left behind."""
-    run, _ = simulate(tmp_path, **{key: value})
+    run, _ = simulate(tmp_path, models="resnet99")
     assert run.status == "finished:failed"
     line = next(line for line in run.log.splitlines() if "configuration error" in line)
-    assert key in line
-    assert repr(value) in line
+    assert "models" in line
+    assert "'resnet99'" in line
     assert "accepted is" in line
     assert list(tmp_path.iterdir()) == []
 
@@ -76,14 +73,14 @@ def test_round_without_valid_answers_fails_the_run(simulate: Simulate, tmp_path:
 def test_killed_server_resumes_to_the_same_numbers(
     flower: FlowerSimulation, simulate: Simulate, tmp_path: Path
 ) -> None:
-    """U21 with real processes: kill -9 of the simulation in round 4, then a resume to round 6."""
-    config = {"num-rounds": 6, "subset": 0.5, "local-epochs": 2}
+    """U21 with real processes: kill -9 of the simulation in round 3, then a resume to round 4."""
+    config = {"num-rounds": 4, "subset": 0.5, "local-epochs": 2}
     values = {**SMALL, "output-dir": str(tmp_path), "run-name": "run", **config}
     before = flower.processes()
     flower.start(ROOT, values, clients=3)
     rounds = tmp_path / "run" / "rounds.csv"
     deadline = time.monotonic() + LIMIT
-    while not rounds.is_file() or rounds.read_text().count("\n") < 4:
+    while not rounds.is_file() or rounds.read_text().count("\n") < 3:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     for process in flower.processes() - before:
@@ -95,7 +92,7 @@ def test_killed_server_resumes_to_the_same_numbers(
     assert killed.config["status"] == "running"
     run, resumed = simulate(tmp_path, resume="run", **config)
     assert run.completed, run.log
-    whole = run_federation(tmp_path / "whole", 3, num_rounds=6, subset=0.5, local_epochs=2)
+    whole = run_federation(tmp_path / "whole", 3, num_rounds=4, subset=0.5, local_epochs=2)
     assert resumed.text("metrics.csv") == whole.text("metrics.csv")
     assert resumed.text("traffic.csv") == whole.text("traffic.csv")
 
