@@ -58,16 +58,14 @@ class Round:
         self.roster = roster
         self.result = RoundResult(server_round, sorted(participants))
         self._pace = pace or Pace()
-        self._order = {
-            "train": self._pace.ordered("train", self.result.participants),
-            "evaluate": self._pace.ordered("evaluate", others),
-        }
+        window = window_of(inbox.grid)
+        self._order = {"train": self.result.participants, "evaluate": others}
+        if window is not None and window > 1:  # where a worker could be left idle
+            self._order = {k: self._pace.ordered(k, clients) for k, clients in self._order.items()}
         self._tests = {*participants, *others} if tests is None else tests
         self._deadline = time.monotonic() + strategy.run.round_timeout
         planned = [(kind, i) for kind, clients in self._order.items() for i in clients]
-        self._outgoing = Outgoing(
-            inbox, window_of(inbox.grid), self._pace, planned, self._messages()
-        )
+        self._outgoing = Outgoing(inbox, window, self._pace, planned, self._messages())
         self._answered: set[int] = set()
         self._ready: dict[int, ClientUpdate] = {}
         self._all_read = False

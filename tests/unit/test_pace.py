@@ -92,6 +92,17 @@ def test_a_round_comes_out_the_same_in_any_order(
     assert ordered.failures == []
 
 
+@pytest.mark.parametrize("window", [None, 1])
+def test_elsewhere_the_order_is_that_of_the_ids(
+    monkeypatch: pytest.MonkeyPatch, window: int | None
+) -> None:
+    """Devices work all at once, and in one process messages are computed as they are sent."""
+    monkeypatch.setattr(round_module, "window_of", lambda grid: window)
+    grid = CountingGrid()
+    a_round(grid, range(5), range(5, 8), pace=a_pace({client: client for client in range(5)}))
+    assert [client for _, client in grid.sent] == list(range(8))
+
+
 def test_a_round_teaches_the_next_one() -> None:
     """Compute seconds and sizes are those of the replies."""
     pace = Pace()
