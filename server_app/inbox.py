@@ -54,7 +54,8 @@ def window_of(grid: Grid) -> int | None:
     """Return how many of a round's messages may be out at once; None is all of them.
 
     A simulation holds every message that is out, and every reply that was not pulled, in this
-    process's memory. There, four messages a core are out: one that is computed and three to come,
+    process's memory. There, until it is known how long they take
+    (`Pace.window`), four messages a core are out: one that is computed and three to come,
     which keep the core busy while the server notices a reply (0.1 to 0.5 s), folds it and sends
     more. In this very process, messages are computed as they are sent: one at a time. Real devices
     all work at once, and the SuperLink keeps their messages on its disk.

@@ -59,7 +59,7 @@ def isolated_torch_rng(seed: int, device: torch.device | None = None) -> Iterato
     gpu = device if device is not None and device.type == "cuda" else None
     with torch.random.fork_rng(devices=[] if gpu is None else [gpu]):
         # Not torch.manual_seed: it seeds every kind of device that there might be, and formats
-        # stack traces for those that are not in use, 5 ms a call.
+        # stack traces for those that are not in use, some milliseconds a call.
         torch.default_generator.manual_seed(seed)
         if gpu is not None:
             with torch.cuda.device(gpu):
