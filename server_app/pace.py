@@ -90,13 +90,12 @@ class Pace:
         """Return how many messages may be out: as many as keep all workers at work, and few more.
 
         Two a worker, one that is computed and one to come, and more where a worker would be done
-        with them before the server notices. `window` is for messages of unknown speed, or 1 where
-        messages are computed as they are sent. Flower hands out what it finds waiting in the order
-        of its nodes, so that what waits is not longest first any more; and it looks at every
-        waiting message once for each node.
+        with them before the server notices. `window` is for messages of unknown speed. Flower hands
+        out what it finds waiting in the order of its nodes, so that what waits is not longest first
+        any more; and it looks at every waiting message once for each node.
         """
         known = [self._seconds[at] for at in planned if at in self._seconds]
-        if not known or window == 1:
+        if not known:
             return window
         # A worker that was replaced is still among those seen; there are never more than cores.
         workers = min(len(self._workers), max(1, window // WINDOW_PER_CORE))

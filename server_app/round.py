@@ -57,11 +57,11 @@ class Round:
         self.inbox = inbox
         self.roster = roster
         self.result = RoundResult(server_round, sorted(participants))
-        self._pace = pace or Pace()
         window = window_of(inbox.grid)
-        self._order = {"train": self.result.participants, "evaluate": others}
-        if window is not None and window > 1:  # where a worker could be left idle
-            self._order = {k: self._pace.ordered(k, clients) for k, clients in self._order.items()}
+        # Devices work all at once, and one process on one message: no order leaves any idle.
+        self._pace = pace if pace and window not in (None, 1) else Pace()
+        order = {"train": self.result.participants, "evaluate": others}
+        self._order = {kind: self._pace.ordered(kind, clients) for kind, clients in order.items()}
         self._tests = {*participants, *others} if tests is None else tests
         self._deadline = time.monotonic() + strategy.run.round_timeout
         planned = [(kind, i) for kind, clients in self._order.items() for i in clients]

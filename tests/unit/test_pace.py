@@ -61,7 +61,6 @@ def test_as_many_are_out_as_keep_all_workers_busy() -> None:
     for client in range(3):
         pace.note("train", an_update(client, NOTICE / 5))
     assert pace.window(8, planned) == 2 * 6
-    assert pace.window(1, planned) == 1
     pace.note("train", an_update(0, 0.0))
     assert pace.window(8, planned) < 30
     pace.weigh(SPARE_BYTES // 7)
@@ -101,10 +100,12 @@ def test_elsewhere_the_order_is_that_of_the_ids(
     grid = CountingGrid()
     a_round(grid, range(5), range(5, 8), pace=a_pace({client: client for client in range(5)}))
     assert [client for _, client in grid.sent] == list(range(8))
+    assert grid.most_out == (window or 8)
 
 
-def test_a_round_teaches_the_next_one() -> None:
+def test_a_round_teaches_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute seconds and sizes are those of the replies."""
+    monkeypatch.setattr(round_module, "window_of", lambda grid: W)
     pace = Pace()
     a_round(CountingGrid(), range(5), range(5, 8), pace=pace)
     assert pace.ordered("train", [9, 3, 2]) == [9, 3, 2]
