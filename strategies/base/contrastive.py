@@ -60,7 +60,7 @@ def muscle_loss(
     Raises
     ------
     ValueError
-        If a gamma = 1/tau_1 - 1/tau_2 is not positive.
+        If a gamma = 1/tau_1 - 1/tau_2 is negative; with 0 it is the pairwise loss.
     """
     count, batch = len(others), len(anchor)
     to_anchor, gamma = _temperatures(count, temperature, temperature_others)
