@@ -11,13 +11,13 @@ private state: the counter's imports and its slow step take seconds of a core.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from strategies.base.client import ClientContext
+from strategies.base.files import replacing
 
 T = TypeVar("T")
 
@@ -43,10 +43,8 @@ def remembered(path: Path) -> Iterator[None]:
     yield
     if not path.is_file() or set(_PER_EXAMPLE) != before:
         counts = {key: (count, _PER_STEP.get(key, 0.0)) for key, count in _PER_EXAMPLE.items()}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-        partial.write_text(json.dumps(counts, indent=1), encoding="utf-8")
-        partial.replace(path)
+        with replacing(path) as partial:
+            partial.write_text(json.dumps(counts, indent=1), encoding="utf-8")
 
 
 class StepFlops:

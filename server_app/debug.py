@@ -28,6 +28,7 @@ def execute(options: argparse.Namespace) -> int:
     from server_app.inbox import GridError
     from server_app.inprocess import InProcessGrid
     from server_app.round import RunError
+    from strategies.base.files import NotWrittenError
     from strategies.base.server import RosterError
     from strategies.base.state import StateError
 
@@ -40,7 +41,7 @@ def execute(options: argparse.Namespace) -> int:
         server_app(grid=grid, context=context)
     except ConfigError:
         return 2  # the reason has been printed, here and below
-    except (RunError, RosterError, GridError, StateError):
+    except (RunError, RosterError, GridError, StateError, NotWrittenError):
         return 1
     return 0
 

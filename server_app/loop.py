@@ -25,6 +25,7 @@ from server_app.round_result import Failure, RoundResult
 from server_app.run_directory import FAILED, RunDirectory, early_end, write_atomically
 from server_app.summary import check_local_clients, check_local_run, summarise
 from strategies.base.exchange import MessageFactory
+from strategies.base.files import NotWrittenError
 from strategies.base.options import ConfigError
 from strategies.base.server import ServerHalf
 
@@ -45,8 +46,11 @@ def run_rounds(strategy: ServerHalf[Any], grid: Grid) -> Result:
     except BaseException as error:
         status, reason = early_end(error, directory.name)
         say(f"wildflower: the run {'failed' if status == FAILED else 'was interrupted'}: {reason}")
-        directory.set_status(status, reason=reason)
-        loop.report()
+        try:
+            directory.set_status(status, reason=reason)
+            loop.report()
+        except NotWrittenError as second:  # by the same full disk; what was written stays
+            say(f"warning: {second}")
         raise
     finally:
         directory.release()
@@ -91,6 +95,7 @@ class RoundLoop:
             say(f"resuming after round {done}")
         self.resumed_at = done
         self.recorder.begin(keep_rounds=done)
+        (self.directory.path / "summary.json").unlink(missing_ok=True)  # of an earlier end
         self._note_roster_problems(done)
         say(console.cards_table(self.strategy.cards))
         if self.run.sample_fraction < 1:

@@ -15,6 +15,7 @@ from typing import Any
 from server_app.round_result import RoundResult, Traffic
 from server_app.scores import ClientTask, TaskScore, client_tasks, tasks_in_order
 from strategies.base.exchange import PHASES, MetricRow
+from strategies.base.files import replacing, written
 from strategies.base.state import StateError
 
 HEADERS: dict[str, tuple[str, ...]] = {
@@ -171,7 +172,8 @@ class Recorder:
             self.trained[client] = self.trained.get(client, 0) + 1
 
     def _append(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
-        with (self.directory / name).open("a", newline="", encoding="utf-8") as file:
+        path = self.directory / name
+        with written(path), path.open("a", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows(rows)
             file.flush()
             # The checkpoint that follows is on the disk; what it follows must be, too.
@@ -179,8 +181,10 @@ class Recorder:
 
     def _cut_back(self, path: Path, header: Sequence[str], keep_rounds: int) -> None:
         """Keep the header and the rows of finished rounds, closing evaluations left out."""
-        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-        with partial.open("w", newline="", encoding="utf-8") as file:
+        with (
+            replacing(path) as partial,
+            partial.open("w", newline="", encoding="utf-8") as file,
+        ):
             writer = csv.DictWriter(file, header)
             writer.writeheader()
             for row in iterate_rows(path) if path.is_file() else ():
@@ -188,7 +192,6 @@ class Recorder:
                 closing = closing or "closing" in (row.get("purpose"), row.get("kind"))
                 if int(row["round"]) <= keep_rounds and not closing:
                     writer.writerow(row)
-        partial.replace(path)
 
 
 def iterate_rows(path: Path) -> Iterator[dict[str, str]]:

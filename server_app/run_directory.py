@@ -20,9 +20,9 @@ from urllib.parse import urlparse
 from filelock import FileLock, Timeout
 
 from strategies.base.exchange import Card
+from strategies.base.files import NotWrittenError, replacing
 from strategies.base.options import ConfigError
 from strategies.base.run_config import MAY_CHANGE_ON_RESUME, RunConfig
-from strategies.base.state import sync
 
 CARD_COLUMNS = tuple(
     "client" if field.name == "client_id" else field.name for field in dataclasses.fields(Card)
@@ -54,10 +54,8 @@ def early_end(error: BaseException, name: str) -> tuple[str, str]:
 
 def write_atomically(path: Path, text: str) -> None:
     """Write a text file so that it is either the old one or the whole new one."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.write_text(text, encoding="utf-8", newline="")
-    sync(partial)
-    partial.replace(path)
+    with replacing(path, durable=True) as partial:
+        partial.write_text(text, encoding="utf-8", newline="")
 
 
 class RunDirectory:
@@ -90,7 +88,7 @@ class RunDirectory:
         ------
         ConfigError
             If a new run's directory exists, the run to resume does not, its settings differ
-            (all differing keys are listed), or another process is using it.
+            (all differing keys are listed), another process is using it, or its disk is full.
         """
         name = run.resume or run.run_name or _fresh_name(run)
         path = run.run_root / name
@@ -110,7 +108,11 @@ class RunDirectory:
                 raise
             info["config"] = {**run.flat(), "run-name": name, "resume": ""}
             directory = cls(path, info, lock, resumed=True)
-        directory.set_status(RUNNING)
+        try:
+            directory.set_status(RUNNING)
+        except NotWrittenError as error:
+            lock.release()
+            raise ConfigError(f"output-dir: {error}") from error
         return directory
 
     @property

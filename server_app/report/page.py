@@ -7,8 +7,6 @@ the same files give the same bytes.
 
 import base64
 import hashlib
-import os
-import tempfile
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -38,6 +36,7 @@ from server_app.report.tables import (
 )
 from server_app.report.tasks import View, client_tasks, has_tasks, views
 from server_app.scores import tasks_in_order
+from strategies.base.files import replacing
 
 REPORT_NAME = "report.html"
 
@@ -56,21 +55,15 @@ def write_report(run_dir: Path) -> Path:
         ``run_dir`` does not exist.
     ValueError
         One of its files is malformed; the message names file and line.
+    NotWrittenError
+        The disk is full.
     """
     if not run_dir.is_dir():
         raise FileNotFoundError(f"{run_dir} is not a run directory; give <output-dir>/<run-name>")
     page = render(read_run(run_dir))
     target = run_dir / REPORT_NAME
-    # Written beside the target and moved over it, so a reader never sees half a page.
-    handle, name = tempfile.mkstemp(dir=run_dir, prefix=".report-", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
-            stream.write(page)
-        Path(name).chmod(0o644)  # mkstemp makes the file private to its owner
-        os.replace(name, target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with replacing(target) as partial:  # a reader never sees half a page
+        partial.write_text(page, encoding="utf-8", newline="\n")
     return target
 
 
@@ -139,19 +132,18 @@ def _time(text: Any) -> Any:
 
 
 def _alert(run: RunData) -> str:
-    if run.summary is not None:
+    status, reason = run.info.get("status"), run.info.get("reason") or "no reason is recorded"
+    if status == "failed":
+        text = f"This run failed: {reason}. Figures are those so far."
+        return f'<p class="alert failed">{esc(text)}</p>'
+    if status == "interrupted":
+        text = f"This run was interrupted: {reason}. Figures are those so far."
+    elif run.summary is None:
+        text = "No summary yet: the run is still going or was cut off. Figures are those so far."
+    else:
         reason = run.summary.get("delta_reason")
         text = f"No comparison with a Local run: {reason}" if reason else ""
-        return f'<p class="alert">{esc(text)}</p>' if text else ""
-    if run.info.get("status") == "failed":
-        text = "This run failed: there is no summary. What was measured before the failure follows."
-        return f'<p class="alert failed">{text}</p>'
-    if run.info.get("status") == "interrupted":
-        reason = run.info.get("reason") or "no reason is recorded"
-        text = f"This run was interrupted: {reason}. Figures are those so far."
-        return f'<p class="alert">{esc(text)}</p>'
-    text = "No summary yet: the run is still going or was cut off. Figures are those so far."
-    return f'<p class="alert">{text}</p>'
+    return f'<p class="alert">{esc(text)}</p>' if text else ""
 
 
 def _charts(run: RunData, tasks: Sequence[View]) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +20,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+
+from strategies.base.files import replacing
 
 SCALARS = (bool, int, float, str)
 
@@ -57,32 +58,18 @@ def save_state(
     about : Mapping[str, object]
         JSON-serialisable facts about the file, such as round and method; see `read_about`.
     durable : bool
-        Whether to wait until the bytes are on the disk. A killed process loses nothing without
-        it; a power cut might.
+        Whether to wait until the bytes are on the disk, see `files.replacing`.
+
+    Raises
+    ------
+    NotWrittenError
+        If the disk is full, or the directory is not to be written to.
     """
     tensors, fields = _flatten(state)
     stored = _without_aliases({key: item.cpu().contiguous() for key, item in tensors.items()})
     header = {"about": json.dumps(dict(about)), "fields": json.dumps(fields)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
+    with replacing(path, durable=durable) as partial:
         save_file(stored, partial, metadata=header)
-        if durable:
-            sync(partial)
-        partial.replace(path)
-        if durable:
-            sync(path.parent)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def sync(path: Path) -> None:
-    """Wait until a file's bytes, or a directory's entries, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read_about(path: Path) -> dict[str, Any]:

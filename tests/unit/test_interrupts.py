@@ -78,6 +78,21 @@ def test_a_stopped_run_is_interrupted_and_goes_on(
     assert resumed.text("metrics.csv") == whole.text("metrics.csv")
 
 
+def test_a_completed_run_that_goes_on_has_no_summary_until_it_ends(tmp_path: Path) -> None:
+    """What an earlier end left must not pass for the outcome of more rounds."""
+    assert run_federation(tmp_path / "cut", 3, num_rounds=2).summary["rounds"] == 2
+    with pytest.raises(SystemExit):
+        run_federation(tmp_path / "cut", 3, num_rounds=3, resume="run", grid_class=Stopped)
+    left = Outcome(tmp_path / "cut" / "run")
+    assert left.config["status"] == "interrupted"
+    assert not (left.path / "summary.json").exists()
+    assert "This run was interrupted" in left.text("report.html")
+    resumed = run_federation(tmp_path / "cut", 3, num_rounds=3, resume="run")
+    whole = run_federation(tmp_path / "whole", 3, num_rounds=3)
+    assert resumed.text("metrics.csv") == whole.text("metrics.csv")
+    assert resumed.summary["rounds"] == 3
+
+
 def test_an_exit_with_a_code_is_a_failure(tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         run_federation(tmp_path, 3, num_rounds=3, grid_class=Broken)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from server_app.run_directory import RunDirectory, write_atomically
+from strategies.base.files import NotWrittenError
 from strategies.base.options import ConfigError
 from strategies.base.run_config import RunConfig, parse_run_config
 from tests.unit.test_roster import a_card
@@ -162,9 +163,10 @@ def test_files_are_replaced_whole_or_not_at_all(
         raise OSError("no space")
 
     monkeypatch.setattr(Path, "replace", fail)
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(NotWrittenError, match=r"config.json: cannot be written.*\(no space\)"):
         write_atomically(path, "new")
     assert path.read_text() == "old"
+    assert [item.name for item in tmp_path.iterdir()] == ["config.json"]
     monkeypatch.setattr(Path, "replace", real)
     write_atomically(path, "newer")
     assert path.read_text() == "newer"

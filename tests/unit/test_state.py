@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from models import InputShape, SplitModel, build_model
 from strategies.base import state as state_module
+from strategies.base.files import NotWrittenError
 from strategies.base.state import (
     StateError,
     load_state,
@@ -307,10 +308,17 @@ def test_a_failed_save_leaves_the_old_file_and_nothing_else(
         raise OSError("disk full")
 
     monkeypatch.setattr(state_module, "save_file", half)
-    with pytest.raises(OSError, match="disk full"):
+    room = r"s: cannot be written, where [\d.]+ MB are free \(disk full\); make room there"
+    with pytest.raises(NotWrittenError, match=room):
         save_state(path, Everything(tensor=torch.zeros(1)), {}, durable=True)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["s"]
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a directory")
+    with pytest.raises(NotWrittenError, match=r"below/s: cannot be written .*another output-dir"):
+        save_state(tmp_path / "file" / "below" / "s", Everything(), {})
 
 
 def test_a_durable_file_is_read_alike(tmp_path: Path) -> None:
