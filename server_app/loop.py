@@ -161,12 +161,22 @@ class RoundLoop:
                 online = set(self.roster.online()) - outcome.late
                 asked = [i for i in participants if i in online]
                 measured = [i for i in measured if i in online]
-            result = Round(
+            current = Round(
                 self.strategy, self.inbox, self.roster, number, asked, measured, tests, self.pace
-            ).exchange()
+            )
+            try:
+                result = current.exchange()
+            except RunError:
+                self._note_failures(number, outcome, current.result)
+                raise
             outcome = result if outcome is None else outcome.followed_by(result)
         assert outcome is not None, f"{self.run.method}: a round needs at least one exchange"
         return outcome
+
+    def _note_failures(self, number: int, *results: RoundResult | None) -> None:
+        """Record all who failed in the round that ends the run; its message names a few."""
+        failures = [failure for result in results if result for failure in result.failures]
+        self.recorder.add_failures(number, [(f.client_id, f.kind, f.reason) for f in failures])
 
     def _close(self, last_round: int) -> None:
         """Evaluate everyone once more where evaluation came before training; then summarise."""

@@ -92,6 +92,7 @@ def test_no_room_for_a_private_state(disk: Path, whole: Outcome) -> None:
     left = Outcome(disk / "runs" / "run")
     assert left.config["status"] == "failed"
     assert re.search(r"where 0\.\d MB are free .*make room there", left.config["reason"])
+    assert [row["client"] for row in left.rows("failures")] == ["0", "1", "2"]
     assert "cannot be written" in left.text("report.html")
     (disk / "ballast").unlink()
     assert_goes_on(disk / "runs", whole)

@@ -272,6 +272,9 @@ def test_divergence_is_named_where_it_happens(tmp_path: Path, capsys: Any) -> No
     printed = capsys.readouterr().out
     assert "client 0, round 1, epoch 1: loss_ce became" in printed
     assert "last finite value" in printed
+    failures = Outcome(tmp_path / "run").rows("failures")
+    assert [(row["round"], row["client"]) for row in failures] == [("1", i) for i in "012"]
+    assert all("loss_ce became" in row["reason"] for row in failures)
 
 
 def test_metrics_are_a_tidy_table(tmp_path: Path) -> None:
