@@ -142,7 +142,7 @@ def _cost_figures(run: RunData) -> list[Figure]:
     extra = [traffic.get(f"evaluation_{way}_bytes") for way in ("uplink", "downlink")]
     evaluation = "" if None in extra else f"; evaluation {size(extra[0])} up, {size(extra[1])} down"
     failed = (run.summary or {}).get("clients_failed")
-    if failed is None and run.rounds:  # a round on record means failures would be, too
+    if failed is None and (run.rounds or run.failures):  # on record as soon as a round is
         failed = sum(row.kind != "skipped" for row in run.failures)
     share = time.get("efficiency")
     scalars = [traffic.get(f"{way}_scalars_per_round") for way in ("uplink", "downlink")]

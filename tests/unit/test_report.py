@@ -363,6 +363,18 @@ def test_failed_run_without_summary_says_so(tmp_path: Path) -> None:
     assert "final accuracy" not in page
 
 
+def test_a_run_that_failed_in_its_first_round_counts_who_failed(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    (run / "summary.json").unlink()
+    write_config(run, status="failed", reason="RunError: x")
+    for name in ("metrics", "traffic", "rounds"):
+        write_csv(run, name, [])
+    write_csv(run, "failures", [[1, client, "train", "ValueError: x"] for client in (4, 7)])
+    assert "<dt>failures</dt><dd>2</dd>" in page_of(run)
+    write_csv(run, "failures", [])
+    assert "<dt>failures</dt><dd>2</dd>" not in page_of(run)
+
+
 def test_interrupted_run_says_how_it_goes_on(tmp_path: Path) -> None:
     run = write_run(tmp_path)
     (run / "summary.json").unlink()
