@@ -26,6 +26,9 @@ FLOWER_WRAPPER = re.compile(r"""^<class '(?:\w+\.)*([^'.]+)'>:<['"]""")
 """A SuperNode reports `raise ValueError("boom")` as `<class 'ValueError'>:<'boom'>`."""
 SHORTEST_POLL, LONGEST_POLL = 0.01, 0.5
 """Bounds of the pause between two polls, in seconds."""
+LONGEST_SIMULATED_POLL = 0.05
+"""In a simulation a poll is a look into this process's memory, and a round's last reply waits for
+it."""
 
 
 class GridError(RuntimeError):
@@ -54,11 +57,11 @@ def window_of(grid: Grid) -> int | None:
     """Return how many of a round's messages may be out at once; None is all of them.
 
     A simulation holds every message that is out, and every reply that was not pulled, in this
-    process's memory. There, until it is known how long they take
-    (`Pace.window`), four messages a core are out: one that is computed and three to come,
-    which keep the core busy while the server notices a reply (0.1 to 0.5 s), folds it and sends
-    more. In this very process, messages are computed as they are sent: one at a time. Real devices
-    all work at once, and the SuperLink keeps their messages on its disk.
+    process's memory. There, until it is known how long they take (`Pace.window`), four messages a
+    core are out: one that is computed and three to come, which keep the core busy while the server
+    notices a reply, folds it and sends more. In this very process, messages are computed as they
+    are sent: one at a time. Real devices all work at once, and the SuperLink keeps their messages
+    on its disk.
     """
     if isinstance(grid, InProcessGrid):
         return 1
@@ -91,6 +94,7 @@ class Inbox:
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
+        self._longest = LONGEST_SIMULATED_POLL if is_simulation(grid) else LONGEST_POLL
         self._out: dict[str, Sent] = {}
         self._arrived: deque[Answer] = deque()
 
@@ -141,7 +145,7 @@ class Inbox:
             if started >= deadline:
                 return None
             # A poll may be slow (an HTTP request, 1000 ids): never spend most time polling.
-            pause = max(min(1.5 * pause, LONGEST_POLL), 2 * (time.monotonic() - started))
+            pause = max(min(1.5 * pause, self._longest), 2 * (time.monotonic() - started))
             time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
         return self._arrived.popleft()
 

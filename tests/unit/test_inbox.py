@@ -11,7 +11,16 @@ import pytest
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from server_app.inbox import PUSH_CHUNK, GridError, Inbox, Sent
+from server_app import inbox as inbox_module
+from server_app.inbox import (
+    LONGEST_POLL,
+    LONGEST_SIMULATED_POLL,
+    PUSH_CHUNK,
+    SHORTEST_POLL,
+    GridError,
+    Inbox,
+    Sent,
+)
 
 
 class FakeGrid:
@@ -75,6 +84,24 @@ def test_replies_are_matched_by_what_they_answer() -> None:
     assert [a.message is None for a in answers if a] == [False, True, False]
     assert inbox.receive(soon(), "train") is None
     assert inbox.outstanding("train") == 0
+
+
+@pytest.mark.parametrize(
+    ("simulated", "longest"), [(False, LONGEST_POLL), (True, LONGEST_SIMULATED_POLL)]
+)
+def test_pauses_between_polls_grow_up_to_a_bound(
+    monkeypatch: pytest.MonkeyPatch, simulated: bool, longest: float
+) -> None:
+    pauses: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: sum(pauses), sleep=pauses.append)
+    monkeypatch.setattr(inbox_module, "time", clock)
+    monkeypatch.setattr(inbox_module, "is_simulation", lambda grid: simulated)
+    inbox, _ = pushed("train")
+    assert inbox.receive(10.0, "train") is None
+    assert pauses[0] == pytest.approx(1.5 * SHORTEST_POLL)
+    assert sorted(pauses[:-1]) == pauses[:-1]
+    assert max(pauses) == longest
+    assert sum(pauses) == pytest.approx(10.0)
 
 
 def test_the_deadline_ends_the_wait() -> None:
