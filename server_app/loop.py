@@ -161,31 +161,38 @@ class RoundLoop:
                 online = set(self.roster.online()) - outcome.late
                 asked = [i for i in participants if i in online]
                 measured = [i for i in measured if i in online]
-            current = Round(
-                self.strategy, self.inbox, self.roster, number, asked, measured, tests, self.pace
-            )
-            try:
-                result = current.exchange()
-            except RunError:
-                self._note_failures(number, outcome, current.result)
-                raise
-            outcome = result if outcome is None else outcome.followed_by(result)
+            outcome = self._exchange(number, asked, measured, tests, outcome)
         assert outcome is not None, f"{self.run.method}: a round needs at least one exchange"
         return outcome
 
-    def _note_failures(self, number: int, *results: RoundResult | None) -> None:
-        """Record all who failed in the round that ends the run; its message names a few."""
-        failures = [failure for result in results if result for failure in result.failures]
-        self.recorder.add_failures(number, [(f.client_id, f.kind, f.reason) for f in failures])
+    def _exchange(
+        self,
+        number: int,
+        asked: list[int],
+        measured: list[int],
+        tests: set[int],
+        earlier: RoundResult | None = None,
+        *,
+        closing: bool = False,
+    ) -> RoundResult:
+        """Make an exchange and return the round so far; if the run ends here, record who failed."""
+        current = Round(
+            self.strategy, self.inbox, self.roster, number, asked, measured, tests, self.pace
+        )
+        try:
+            current.exchange()
+        except RunError:  # names a few of them
+            failures = [*(earlier.failures if earlier else []), *current.result.failures]
+            self.recorder.add_failures(number, failures, closing=closing)
+            raise
+        return current.result if earlier is None else earlier.followed_by(current.result)
 
     def _close(self, last_round: int) -> None:
         """Evaluate everyone once more where evaluation came before training; then summarise."""
         if self.run.evaluates_before_training:
             self._set_control(evaluate=True, phase="final", final=True)
             tests, measuring = self._measuring(self.roster.online())
-            outcome = Round(
-                self.strategy, self.inbox, self.roster, last_round, [], measuring, tests, self.pace
-            ).exchange()
+            outcome = self._exchange(last_round, [], measuring, tests, closing=True)
             self.recorder.add(outcome, closing=True)
         summary = summarise(self.directory.path, self.run, len(self.strategy.cards))
         text = json.dumps(summary, indent=2) + "\n"
@@ -234,7 +241,7 @@ class RoundLoop:
             who = "a node" if client_id is None else f"client {client_id}"
             say(f"{who} was left out: {reason}")
         self.recorder.add_failures(
-            number, [(client_id, "roll call", reason) for client_id, reason in self.roster.problems]
+            number, [Failure(client, "roll call", text) for client, text in self.roster.problems]
         )
         self.roster.problems.clear()
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from server_app.round_result import RoundResult, Traffic
+from server_app.round_result import Failure, RoundResult, Traffic
 from server_app.scores import ClientTask, TaskScore, client_tasks, tasks_in_order
 from strategies.base.exchange import PHASES, MetricRow
 from strategies.base.files import replacing, written
@@ -105,12 +105,9 @@ class Recorder:
             self.tasks = read_tasks(self.directory)
         for client, row in rows:
             self._remember(client, row)
-        kind = "closing" if closing else None
         self._append("metrics.csv", _metric_lines(result, rows))
-        self._append("traffic.csv", _traffic_lines(result, kind))
-        self.add_failures(
-            number, [(f.client_id, kind or f.kind, f.reason) for f in result.failures]
-        )
+        self._append("traffic.csv", _traffic_lines(result, "closing" if closing else None))
+        self.add_failures(number, result.failures, closing=closing)
         evaluated = {client for client, row in rows if self._is_score(client, row)}
         self._note_scores(rows, closing=closing)
         accuracy = self._mean_of(rows, "accuracy")
@@ -130,13 +127,17 @@ class Recorder:
         return accuracy, len(evaluated)
 
     def add_failures(
-        self, server_round: int, failures: Iterable[tuple[int | None, str, str]]
+        self, server_round: int, failures: Iterable[Failure], *, closing: bool = False
     ) -> None:
         """Append clients that could not be used, and why."""
-        self._append(
-            "failures.csv",
-            ((server_round, "" if c is None else c, kind, text) for c, kind, text in failures),
-        )
+        rows = (
+            (
+                server_round, "" if f.client_id is None else f.client_id,
+                "closing" if closing else f.kind, f.reason,
+            )
+            for f in failures
+        )  # fmt: skip
+        self._append("failures.csv", rows)
 
     def _task(self, client: int) -> ClientTask:
         return self.tasks.get(client, ClientTask())

@@ -9,26 +9,22 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
-from flwr.app import Message
 
 from server_app.cli import main
-from server_app.inprocess import InProcessGrid
 from server_app.round import RunError
-from strategies.base.exchange import CONTROL
 from strategies.base.files import NotWrittenError
 from strategies.base.options import ConfigError
 from tests.support import Outcome, run_federation
+from tests.unit.test_interrupts import Stopped
 
 CLIENTS, ROUNDS = 3, 3
 
-
-def mount(place: Path, options: str) -> subprocess.CompletedProcess[str]:
-    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)
+Nodes = Mapping[int, Mapping[str, Any]] | None
 
 
 @pytest.fixture
@@ -36,7 +32,8 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 64 MB."""
     place = tmp_path / "disk"
     place.mkdir()
-    if shutil.which("mount") is None or mount(place, "size=64m").returncode:
+    command = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(place)]
+    if shutil.which("mount") is None or subprocess.run(command, check=False, timeout=30).returncode:
         pytest.skip("needs the right to mount a file system")
     yield place
     subprocess.run(["umount", str(place)], check=True, timeout=30)
@@ -48,33 +45,26 @@ def whole(tmp_path: Path) -> Outcome:
     return run_federation(tmp_path / "whole", CLIENTS, num_rounds=ROUNDS)
 
 
-def fill(disk: Path, left: int) -> Path:
-    """Take all room but `left` bytes, and return the file that has it."""
-    ballast = disk / "ballast"
-    ballast.write_bytes(bytes(shutil.disk_usage(disk).free - left))
-    return ballast
+def fill(disk: Path, left: int) -> None:
+    """Take all room but `left` bytes."""
+    (disk / "ballast").write_bytes(bytes(shutil.disk_usage(disk).free - left))
 
 
-def filling(action: Callable[[], object]) -> type[InProcessGrid]:
-    """Return a Grid that does something when round 3 is sent."""
+def filling(disk: Path, left: int) -> type[Stopped]:
+    """Return a Grid with which the disk is full, but for `left` bytes, from round 3 on."""
 
-    class Filling(InProcessGrid):
-        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-            batch = list(messages)
-            rounds = [m.content[CONTROL]["round"] for m in batch if CONTROL in m.content]
-            if 3 in rounds and not (disk_of(self) / "ballast").exists():
-                action()
-            return super().push_messages(batch)
-
-    def disk_of(grid: InProcessGrid) -> Path:
-        return Path(str(next(iter(grid.contexts.values())).run_config["output-dir"])).parent
+    class Filling(Stopped):
+        def stop(self) -> None:
+            if not (disk / "ballast").exists():
+                fill(disk, left)
 
     return Filling
 
 
-def assert_goes_on(runs: Path, whole: Outcome) -> None:
-    """Check that the run, resumed, leaves the same records as one without any fault."""
-    resumed = run_federation(runs, CLIENTS, num_rounds=ROUNDS, resume="run")
+def assert_goes_on(disk: Path, whole: Outcome, nodes: Nodes = None) -> None:
+    """Check that the run, with room again, leaves the same records as one without any fault."""
+    (disk / "ballast").unlink()
+    resumed = run_federation(disk / "runs", CLIENTS, nodes=nodes, num_rounds=ROUNDS, resume="run")
     assert resumed.config["status"] == "completed"
     for name in ("metrics.csv", "traffic.csv"):
         assert resumed.text(name) == whole.text(name)
@@ -87,15 +77,14 @@ def test_no_room_for_a_private_state(disk: Path, whole: Outcome) -> None:
     with pytest.raises(RunError, match=r"client \d.*round-00003.safetensors: cannot be written"):
         run_federation(
             disk / "runs", CLIENTS, num_rounds=ROUNDS,
-            grid_class=filling(lambda: fill(disk, 700_000)),
+            grid_class=filling(disk, 700_000),
         )  # fmt: skip
     left = Outcome(disk / "runs" / "run")
     assert left.config["status"] == "failed"
     assert re.search(r"where 0\.\d MB are free .*make room there", left.config["reason"])
     assert [row["client"] for row in left.rows("failures")] == ["0", "1", "2"]
     assert "cannot be written" in left.text("report.html")
-    (disk / "ballast").unlink()
-    assert_goes_on(disk / "runs", whole)
+    assert_goes_on(disk, whole)
 
 
 def test_no_room_for_the_servers_files(
@@ -110,17 +99,14 @@ def test_no_room_for_the_servers_files(
     with pytest.raises(NotWrittenError, match=r"checkpoints/.*: cannot be written, where 0.0 MB"):
         run_federation(
             disk / "runs", CLIENTS, num_rounds=ROUNDS, nodes=nodes,
-            grid_class=filling(lambda: fill(disk, 0)),
+            grid_class=filling(disk, 0),
         )  # fmt: skip
     printed = capsys.readouterr().out
     assert "the run failed: NotWrittenError: " in printed
     assert "warning: " in printed.split("the run failed")[1]
     assert main(["check", str(disk / "runs" / "run")]) == 1
     assert capsys.readouterr().out.endswith("go on with resume='run'\n")
-    (disk / "ballast").unlink()
-    resumed = run_federation(disk / "runs", CLIENTS, num_rounds=ROUNDS, nodes=nodes, resume="run")
-    assert resumed.config["status"] == "completed"
-    assert resumed.text("metrics.csv") == whole.text("metrics.csv")
+    assert_goes_on(disk, whole, nodes)
 
 
 def test_no_room_for_a_run_at_all(disk: Path) -> None:

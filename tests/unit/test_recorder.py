@@ -49,7 +49,8 @@ def recorded(directory: Path) -> Recorder:
     recorder.begin(0)
     recorder.add(a_round(1))
     recorder.add(a_round(2, accuracies=(0.25, 0.5)))
-    recorder.add_failures(2, [(5, "roll call", 'node said "no", twice'), (None, "roll call", "x")])
+    problems = [(5, 'node said "no", twice'), (None, "x")]
+    recorder.add_failures(2, [Failure(client, "roll call", text) for client, text in problems])
     recorder.add(closing(2), closing=True)
     return recorder
 
@@ -161,7 +162,8 @@ def test_an_unfinished_last_line_is_dropped(cut: int, tmp_path: Path) -> None:
 def test_a_cut_through_a_character_is_survived(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path)
     recorder.begin(0)
-    recorder.add_failures(1, [(0, "train", "Datei fehlt"), (1, "train", "Gerät läuft heiß")])
+    reasons = ["Datei fehlt", "Gerät läuft heiß"]
+    recorder.add_failures(1, [Failure(i, "train", text) for i, text in enumerate(reasons)])
     path = tmp_path / "failures.csv"
     path.write_bytes(path.read_bytes()[: -len("ß\r\n".encode()) + 1])
     assert [row["reason"] for row in read_rows(path)] == ["Datei fehlt"]
@@ -178,7 +180,7 @@ def test_a_round_that_is_not_recorded_is_not_resumed_after(tmp_path: Path) -> No
 def test_reasons_with_line_breaks_come_back(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path)
     recorder.begin(0)
-    recorder.add_failures(1, [(0, "train", 'two\nlines, "quoted"')])
+    recorder.add_failures(1, [Failure(0, "train", 'two\nlines, "quoted"')])
     assert read_rows(tmp_path / "failures.csv")[0]["reason"] == 'two\nlines, "quoted"'
 
 

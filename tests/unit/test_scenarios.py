@@ -11,13 +11,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from flwr.app import Context, Message
+from flwr.app import Context, Error, Message
 
 from client_app.app import make_client_app
 from client_app.runner import FLOPS
 from client_app.state_store import state_directory
 from server_app.inprocess import InProcessGrid
 from server_app.round import RunError
+from strategies.base.exchange import CONTROL
 from strategies.base.method import get_method
 from strategies.base.options import ConfigError
 from strategies.base.payload import ARRAYS, MANIFEST
@@ -330,6 +331,25 @@ def test_bytes_are_those_of_the_records(tmp_path: Path) -> None:
     down = [int(r["bytes"]) for r in train if r["direction"] == "downlink"]
     assert down == pytest.approx([4 * 5130] * 4, rel=0.02)
     assert run.summary["traffic"]["downlink_bytes"] == sum(down)
+
+
+class FailsAtTheEnd(InProcessGrid):
+    """All clients fail in the closing evaluation."""
+
+    def _answer(self, message: Message) -> Message:
+        if CONTROL in message.content and message.content[CONTROL].get("final"):
+            return Message(Error(2, "boom"), reply_to=message)
+        return super()._answer(message)
+
+
+def test_a_closing_evaluation_that_ends_the_run_is_on_record(tmp_path: Path) -> None:
+    """The failure is the closing's: a resumed run, which closes anew, does not keep it."""
+    with pytest.raises(RunError, match="client 0: boom"):
+        run_federation(tmp_path, 3, grid_class=FailsAtTheEnd, on_client_error="stop")
+    [failure] = Outcome(tmp_path / "run").rows("failures")
+    assert failure == {"round": "2", "client": "0", "kind": "closing", "reason": "boom"}
+    resumed = run_federation(tmp_path, 3, on_client_error="stop", resume="run")
+    assert resumed.rows("failures") == []
 
 
 @pytest.mark.parametrize("policy", ["skip", "stop"])
