@@ -8,7 +8,7 @@ from functools import partial
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from client_app import runner
+from client_app import handlers as runner
 from strategies.base.method import Method, get_method
 from strategies.base.run_config import RunConfig
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from client_app.tasks import Score, new_score
-from client_app.training import EVALUATION_BATCH, device_batches, precision
+from client_app.scores import Score, new_score
 from data import Split
 from strategies.base.client import ClientContext, ClientHalf
-from strategies.base.exchange import MetricRow
+from strategies.base.messages import MetricRow
 from strategies.base.state import modules_of
+from strategies.common.training import EVALUATION_BATCH, device_batches, precision
 
 
 @torch.no_grad()

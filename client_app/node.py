@@ -163,7 +163,7 @@ def _nothing_to_learn_from() -> ConfigError:
 def _count(node: Mapping[str, object], key: str, default: int | None, minimum: int = 1) -> int:
     value = node.get(key, default)
     if type(value) is not int or value < minimum:
-        raise ConfigError(f"{key} = {value!r} in node-config: accepted is an integer >= {minimum}")
+        raise ConfigError(f"{key} = {value!r} in node-config: expected an integer >= {minimum}")
     return value
 
 
@@ -171,11 +171,11 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not DEVICE.fullmatch(name):
-        raise ConfigError(f"device = {name!r} in node-config: accepted is auto, cpu or cuda:N")
+        raise ConfigError(f"device = {name!r} in node-config: expected auto, cpu or cuda:N")
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f"device = {name!r}: this node has {torch.cuda.device_count()} CUDA devices; "
-            "accepted is auto, cpu or an existing cuda:N"
+            "expected auto, cpu or an existing cuda:N"
         )
     return device

@@ -28,18 +28,6 @@ def state_directory(root: Path, client_id: int) -> Path:
     return root / f"client-{client_id:05d}"
 
 
-def prune_rounds(directory: Path, keep_from: int) -> None:
-    """Delete files that no resume at a round >= `keep_from` needs.
-
-    A resume at `keep_from` needs the newest file of that round or before, so that one stays.
-    """
-    rounds = rounds_in(directory)
-    needed = max((r for r in rounds if r <= keep_from), default=None)
-    for number in rounds:
-        if needed is not None and number < needed:
-            round_file(directory, number).unlink(missing_ok=True)
-
-
 @dataclass(frozen=True)
 class StateStore:
     """One client's private states.

@@ -15,7 +15,7 @@ from data import dataset as _dataset
 from data import partition as _partition
 from data import public as _public
 from data.annotated import AnnotatedDataset, TextDataset
-from data.client import ClientData, load_client_data, load_device_data
+from data.client_data import ClientData, load_client_data, load_device_data
 from data.dataset import ImageDataset, load_dataset
 from data.partition import ClientIndices, partition_indices
 from data.public import PublicData, load_public

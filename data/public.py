@@ -93,7 +93,7 @@ def load_public(
     """
     if size < 1 or channels not in (0, 1, 3):
         raise DataError(
-            f"public-size={size}, channels={channels}: accepted is a size from 1, and 1 or 3 "
+            f"public-size={size}, channels={channels}: expected a size from 1, and 1 or 3 "
             "channels (0 for the source's own)."
         )
     # Checks name and size too.

@@ -98,7 +98,7 @@ def _one_of(names: tuple[str, ...]) -> tuple[Any, Callable[[Any], bool], str]:
     return str, lambda value: value in names, "one of " + ", ".join(names)
 
 
-# Field -> (type, test, what is accepted). The comparisons also refuse NaN.
+# Field -> (type, test, what is expected). The comparisons also refuse NaN.
 _RULES: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
     "dataset": _one_of(DATASETS),
     "data_dir": (str, lambda value: True, "a folder's path as a string"),

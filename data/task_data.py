@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.annotated import IGNORE, AnnotatedDataset, TextDataset
-from data.client import ClientData, device_indices
+from data.client_data import ClientData, device_indices
 from data.dataset import load_dataset
 from data.image_dataset import Dataset, ImageDataset
 from data.partition import ClientIndices, partition_indices

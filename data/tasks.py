@@ -73,7 +73,7 @@ def parse_task(text: str) -> TaskSpec:
     Raises
     ------
     DataError
-        Naming the entry and what is accepted.
+        Naming the entry and what is expected.
     """
     found = _ENTRY.fullmatch(text.strip())
     if not found:
@@ -95,7 +95,7 @@ def parse_tasks(text: str) -> tuple[TaskSpec, ...]:
     Raises
     ------
     DataError
-        Naming the entry and what is accepted.
+        Naming the entry and what is expected.
     """
     text = TASK_GROUPS.get(text.strip(), text)
     return tuple(parse_task(entry) for entry in text.split(",")) if text.strip() else ()

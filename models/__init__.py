@@ -46,7 +46,7 @@ takes a `TextShape`.
 To contribute a model with a name of its own, put ``@register_model("tiny", description="...")``
 above the function in a file of this package and import that file below; the contract test then
 covers it with no new test code. ``adapter=False`` keeps the raw width: no mapping is added, and a
-method that needs another width refuses the client at the roll call.
+method that needs another width refuses the client at the registration.
 """
 
 from models import cnn, hf, resnet, segmentation, text, vision, vit  # noqa: F401  (they register)

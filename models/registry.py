@@ -40,7 +40,7 @@ class ModelInfo:
         One line for listings.
     adapter : bool
         False when the model must be used without a mapping: its feature width is then its raw
-        width, and a method that needs another width refuses the client at the roll call.
+        width, and a method that needs another width refuses the client at the registration.
     modality : {"image", "text"}
         What the backbone reads.
     pretrained : bool

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from server_app.scores import ClientTask, TaskScore, is_plain, task_name, tasks_in_order
-from strategies.base.exchange import Card
+from server_app.records.scores import ClientTask, TaskScore, is_plain, task_name, tasks_in_order
+from strategies.base.messages import ClientInfo
 
 SHOWN_CLIENTS = 20
 
@@ -34,12 +34,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join("  " + line for line in lines)
 
 
-def cards_table(cards: Mapping[int, Card]) -> str:
+def clients_table(infos: Mapping[int, ClientInfo]) -> str:
     """Return the table of clients, printed before round 1; with their tasks if there are any."""
-    shown = [cards[i] for i in sorted(cards)[:SHOWN_CLIENTS]]
+    shown = [infos[i] for i in sorted(infos)[:SHOWN_CLIENTS]]
     columns: dict[str, list[object]] = {
         "client": [c.client_id for c in shown],
-        **_task_column(cards, shown),
+        **_task_column(infos, shown),
         "model": [c.model for c in shown],
         "parameters": [f"{c.parameters:,}" for c in shown],
         "width": [f"{c.raw_dim}-{c.feature_dim}" for c in shown],
@@ -50,14 +50,16 @@ def cards_table(cards: Mapping[int, Card]) -> str:
         "device": [c.device for c in shown],
     }
     text = table(list(columns), zip(*columns.values(), strict=True))
-    hidden = len(cards) - len(shown)
+    hidden = len(infos) - len(shown)
     return text + (f"\n  and {hidden} more, see clients.csv" if hidden else "")
 
 
-def _task_column(cards: Mapping[int, Card], shown: Sequence[Card]) -> dict[str, list[object]]:
+def _task_column(
+    infos: Mapping[int, ClientInfo], shown: Sequence[ClientInfo]
+) -> dict[str, list[object]]:
     """Return the column of tasks; none where all clients learn what a run without tasks does."""
-    plain = all(card.task == ClientTask().task for card in cards.values())
-    return {} if plain else {"task": [card.task for card in shown]}
+    plain = all(info.task == ClientTask().task for info in infos.values())
+    return {} if plain else {"task": [info.task for info in shown]}
 
 
 def percent(value: float | None) -> str:
@@ -95,29 +97,29 @@ def round_scores(latest: Sequence[TaskScore], best: Mapping[str, float]) -> str:
 
 
 def final_table(
-    cards: Mapping[int, Card], accuracy: Mapping[int, float], trained: Mapping[int, int]
+    infos: Mapping[int, ClientInfo], accuracy: Mapping[int, float], trained: Mapping[int, int]
 ) -> str:
     """Return each client's last main score with its own model, worst clients included.
 
     `accuracy` holds main scores, as `Recorder.accuracy` does; where not all of them are
     accuracies of one task, the table names task and metric.
     """
-    shown = [cards[i] for i in sorted(cards)[:SHOWN_CLIENTS]]
-    tasks = {i: ClientTask(task_name(card.task), card.metric) for i, card in cards.items()}
+    shown = [infos[i] for i in sorted(infos)[:SHOWN_CLIENTS]]
+    tasks = {i: ClientTask(task_name(info.task), info.metric) for i, info in infos.items()}
     plain = is_plain(tasks_in_order(tasks))
     scores = [percent(accuracy.get(c.client_id)) for c in shown]
     if not plain:
         scores = [f"{c.metric} {score}" for c, score in zip(shown, scores, strict=True)]
     columns: dict[str, list[object]] = {
         "client": [c.client_id for c in shown],
-        **_task_column(cards, shown),
+        **_task_column(infos, shown),
         "model": [c.model for c in shown],
         "rounds trained": [trained.get(c.client_id, 0) for c in shown],
         "test examples": [c.test_examples for c in shown],
         "accuracy" if plain else "score": [*scores],
     }
     text = table(list(columns), zip(*columns.values(), strict=True))
-    hidden = len(cards) - len(shown)
+    hidden = len(infos) - len(shown)
     return text + (f"\n  and {hidden} more, see report.html" if hidden else "")
 
 

@@ -32,19 +32,19 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client_app.tasks import task_loss
-from client_app.training import LossFunction, train_epochs
 from data import Split, TaskSplit
 from data.annotated import IGNORE
 from models import TaskModel
 from strategies.base.client import ClientContext, ClientHalf
-from strategies.base.exchange import Card, ClientUpdate
+from strategies.base.messages import ClientInfo, ClientUpdate
 from strategies.base.method import Method, register
 from strategies.base.options import ConfigError, option
 from strategies.base.payload import array
-from strategies.base.public import PublicInputs
 from strategies.base.run_config import RunConfig
 from strategies.base.server import ServerHalf
+from strategies.common.losses import LossFunction, task_loss
+from strategies.common.public import PublicInputs
+from strategies.common.training import train_epochs
 
 Ids = NDArray[np.int32]
 
@@ -224,7 +224,7 @@ class Server(ServerHalf[ServerState]):
         self._labels: list[tuple[int, int]] = []
         if self.config.exchange_round > run.num_rounds:
             raise ConfigError(
-                f"cofed.exchange-round = {self.config.exchange_round}: accepted is a round of the "
+                f"cofed.exchange-round = {self.config.exchange_round}: expected a round of the "
                 f"run, at most num-rounds = {run.num_rounds}"
             )
 
@@ -234,9 +234,9 @@ class Server(ServerHalf[ServerState]):
     def exchanges(self, server_round: int) -> int:
         return 2 if server_round == exchange_round(self.run) else 1
 
-    def make_downlink(self, card: Card, server_round: int) -> Downlink:
+    def make_downlink(self, info: ClientInfo, server_round: int) -> Downlink:
         """Return the labels of a user's own classes, after the votes; else nothing."""
-        own = {int(key): n for n, key in enumerate(self._keys.get(card.client_id, ()))}
+        own = {int(key): n for n, key in enumerate(self._keys.get(info.client_id, ()))}
         mine = [(item, own[key]) for item, key in self._labels if key in own]
         pairs = np.array(mine, dtype=np.int32).reshape(-1, 2)
         return Downlink(pairs[:, 0].copy(), pairs[:, 1].copy())

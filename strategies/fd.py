@@ -35,15 +35,15 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client_app.training import train_epochs
 from models import SplitModel
 from strategies.base.client import ClientContext, ClientHalf
-from strategies.base.exchange import Card, ClientUpdate
+from strategies.base.messages import ClientInfo, ClientUpdate
 from strategies.base.method import Method, register
 from strategies.base.options import option
 from strategies.base.payload import array
-from strategies.base.prototypes import ClassAverage, spread_by_class
 from strategies.base.server import ServerHalf
+from strategies.common.prototypes import ClassAverage, spread_by_class
+from strategies.common.training import train_epochs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,8 +229,8 @@ class Server(ServerHalf[ServerState]):
         never = torch.full((self.dims["C"],), -1, dtype=torch.int64)
         return ServerState({}, {}, {}, never, *sum_over_clients({}, {}, self.dims["C"]))
 
-    def make_downlink(self, card: Card, server_round: int) -> Downlink:
-        own_ids, own_logits = self._averaged(str(card.client_id))
+    def make_downlink(self, info: ClientInfo, server_round: int) -> Downlink:
+        own_ids, own_logits = self._averaged(str(info.client_id))
         if self.config.include_own:
             own_ids, own_logits = own_ids[:0], own_logits[:0]
         held, means = leave_one_out(self.state.sums, self.state.holders, own_ids, own_logits)

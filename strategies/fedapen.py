@@ -39,7 +39,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from client_app.training import EVALUATION_BATCH, device_batches, precision, train_epochs
 from data import Split
 from models import SplitModel
 from models.small import build_small_model
@@ -47,8 +46,9 @@ from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.method import Method, Training, register
 from strategies.base.options import option
 from strategies.base.payload import Template
-from strategies.base.small_model import SmallModelPayload, SmallModelServer, imitation
-from strategies.base.weights import load_arrays, state_arrays, state_template
+from strategies.common.small_model import SmallModelPayload, SmallModelServer, imitation
+from strategies.common.training import EVALUATION_BATCH, device_batches, precision, train_epochs
+from strategies.common.weights import load_arrays, state_arrays, state_template
 
 
 @dataclasses.dataclass(frozen=True)

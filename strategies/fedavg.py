@@ -21,17 +21,18 @@ from __future__ import annotations
 
 import dataclasses
 
-from client_app.training import cross_entropy_of, train_epochs
 from strategies.base.client import ClientContext
-from strategies.base.layerwise import (
+from strategies.base.method import Method, Training, register
+from strategies.common.layerwise import (
     LayerwiseClient,
     LayerwiseConfig,
     WeightsClientState,
     WeightsPayload,
     WeightsServerState,
 )
-from strategies.base.layerwise_server import LayerwiseServer
-from strategies.base.method import Method, Training, register
+from strategies.common.layerwise_server import LayerwiseServer
+from strategies.common.losses import cross_entropy_of
+from strategies.common.training import train_epochs
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,17 +36,17 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client_app.training import train_epochs
 from models import SplitModel
 from models.generator import Generator
 from strategies.base.client import ClientContext
-from strategies.base.exchange import ClientUpdate
-from strategies.base.head import HeadClient, HeadPayload, head_arrays, initial_linear
+from strategies.base.messages import ClientUpdate
 from strategies.base.method import Method, Training, register
 from strategies.base.options import option
 from strategies.base.payload import PayloadError, array
 from strategies.base.rng import SERVER, derive_seed, isolated_torch_rng
 from strategies.base.server import ServerHalf
+from strategies.common.head import HeadClient, HeadPayload, head_arrays, initial_linear
+from strategies.common.training import train_epochs
 
 
 @dataclasses.dataclass(frozen=True)

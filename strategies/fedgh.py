@@ -35,21 +35,22 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client_app.training import collect_representations, cross_entropy_of, train_epochs
 from models import SplitModel
 from strategies.base.client import ClientContext
-from strategies.base.exchange import ClientUpdate
-from strategies.base.head import (
+from strategies.base.messages import ClientUpdate
+from strategies.base.method import Method, Training, register
+from strategies.base.options import AUTO, option
+from strategies.base.payload import array
+from strategies.common.head import (
     HeadClient,
     HeadPayload,
     HeadServer,
     HeadState,
     train_head,
 )
-from strategies.base.method import Method, Training, register
-from strategies.base.options import AUTO, option
-from strategies.base.payload import array
-from strategies.base.prototypes import class_means
+from strategies.common.losses import cross_entropy_of
+from strategies.common.prototypes import class_means
+from strategies.common.training import collect_representations, train_epochs
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,18 +29,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client_app.tasks import task_loss
-from client_app.training import train_epochs
 from models import TaskModel
 from strategies.base.client import ClientContext, ClientHalf
-from strategies.base.exchange import ClientUpdate
+from strategies.base.messages import ClientUpdate
 from strategies.base.method import Method, Training, register
 from strategies.base.options import option
 from strategies.base.payload import PayloadError, array
-from strategies.base.public import PublicInputs, evaluating
 from strategies.base.rng import SERVER, numpy_generator
 from strategies.base.run_config import RunConfig
 from strategies.base.server import ServerHalf
+from strategies.common.losses import task_loss
+from strategies.common.public import PublicInputs, evaluating
+from strategies.common.training import train_epochs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,7 +214,7 @@ class Server(ServerHalf[ServerState]):
         kernel = update.uplink.kernel
         if len(kernel) not in (0, size * (size + 1) // 2):
             raise PayloadError(
-                f"kernel: {len(kernel)} entries, accepted are {size * (size + 1) // 2} (the upper "
+                f"kernel: {len(kernel)} entries, expected {size * (size + 1) // 2} (the upper "
                 f"triangle over {size} items) or none"
             )
 

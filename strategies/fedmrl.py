@@ -41,16 +41,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from client_app.training import train_epochs
 from models import SplitModel
 from models.small import SMALL_MODELS, build_small_model
 from strategies.base.client import ClientContext, ClientHalf
-from strategies.base.exchange import Card
+from strategies.base.messages import ClientInfo
 from strategies.base.method import Method, Training, register
 from strategies.base.options import ConfigError, option
 from strategies.base.payload import Template
-from strategies.base.small_model import SmallModelPayload, SmallModelServer
-from strategies.base.weights import load_arrays, state_arrays, state_template
+from strategies.common.small_model import SmallModelPayload, SmallModelServer
+from strategies.common.training import train_epochs
+from strategies.common.weights import load_arrays, state_arrays, state_template
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Config:
     def __post_init__(self) -> None:
         if self.without_mrl and self.tie_heads:
             raise ConfigError(
-                "fedmrl.tie-heads = True: accepted is false where fedmrl.without-mrl = True, "
+                "fedmrl.tie-heads = True: expected false where fedmrl.without-mrl = True, "
                 "which has no small head to tie"
             )
 
@@ -210,14 +210,14 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
 class Server(SmallModelServer):
     """Server half: one small model, the mean of the round's."""
 
-    def check(self, card: Card) -> str | None:
-        if card.feature_dim < self.config.d1:
+    def check(self, info: ClientInfo) -> str | None:
+        if info.feature_dim < self.config.d1:
             return (
-                f"client {card.client_id}: model {card.model} has representation width "
-                f"{card.feature_dim}, fedmrl.d1 = {self.config.d1} must not exceed it; lower "
+                f"client {info.client_id}: model {info.model} has representation width "
+                f"{info.feature_dim}, fedmrl.d1 = {self.config.d1} must not exceed it; lower "
                 "fedmrl.d1, or give the client a wider model"
             )
-        return super().check(card)
+        return super().check(info)
 
     @property
     def small_width(self) -> int:

@@ -34,20 +34,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client_app.training import cross_entropy_of, make_optimizer, train_epochs
 from strategies.base.client import ClientContext
-from strategies.base.exchange import ClientUpdate
-from strategies.base.layerwise import (
+from strategies.base.messages import ClientUpdate
+from strategies.base.method import Method, Training, register
+from strategies.base.payload import PayloadError, array
+from strategies.common.layerwise import (
     LayerwiseClient,
     LayerwiseConfig,
     WeightsClientState,
     WeightsPayload,
     WeightsServerState,
 )
-from strategies.base.layerwise_server import LayerwiseServer
-from strategies.base.method import Method, Training, register
-from strategies.base.payload import PayloadError, array
-from strategies.base.weights import RunningMean
+from strategies.common.layerwise_server import LayerwiseServer
+from strategies.common.losses import cross_entropy_of
+from strategies.common.training import make_optimizer, train_epochs
+from strategies.common.weights import RunningMean
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +117,7 @@ class Server(LayerwiseServer[ServerState]):
 
     def check_uplink(self, update: ClientUpdate) -> None:
         """Refuse an a_k that the client's examples do not allow: it scales everyone's update."""
-        examples = self.cards[update.client_id].train_examples
+        examples = self.clients[update.client_id].train_examples
         steps = self.run.local_epochs * ceil(examples / self.run.batch_size)
         effort, most = float(update.uplink.effort[0]), effort_of(steps, self.optimizer[1])
         if effort > most * (1 + 1e-6):  # it travels as float32

@@ -35,21 +35,21 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client_app.training import collect_representations, train_epochs
 from models import SplitModel
 from strategies.base.client import ClientContext, ClientHalf
-from strategies.base.exchange import ClientUpdate
+from strategies.base.messages import ClientUpdate
 from strategies.base.method import Method, register
 from strategies.base.options import option
 from strategies.base.payload import PayloadError, array
-from strategies.base.prototypes import (
+from strategies.base.server import ServerHalf
+from strategies.common.prototypes import (
     ClassAverage,
     class_means,
     prototype_loss,
     prototype_predictions,
     spread_by_class,
 )
-from strategies.base.server import ServerHalf
+from strategies.common.training import collect_representations, train_epochs
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,22 +36,22 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from client_app.training import collect_representations, train_epochs
 from models import SplitModel
 from strategies.base.client import ClientContext, ClientHalf
-from strategies.base.exchange import ClientUpdate
+from strategies.base.messages import ClientUpdate
 from strategies.base.method import Method, register
 from strategies.base.options import AUTO, option
 from strategies.base.payload import array
-from strategies.base.prototypes import (
+from strategies.base.rng import SERVER, derive_seed, isolated_torch_rng
+from strategies.base.server import ServerHalf
+from strategies.common.prototypes import (
     class_means,
     distances,
     prototype_loss,
     prototype_predictions,
     spread_by_class,
 )
-from strategies.base.rng import SERVER, derive_seed, isolated_torch_rng
-from strategies.base.server import ServerHalf
+from strategies.common.training import collect_representations, train_epochs
 
 EPSILON = 1e-12
 

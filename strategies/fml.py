@@ -32,15 +32,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from client_app.training import train_epochs
 from models import SplitModel
 from models.small import build_small_model
 from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.method import Method, Training, register
 from strategies.base.options import option
 from strategies.base.payload import Template
-from strategies.base.small_model import SmallModelPayload, SmallModelServer, imitation
-from strategies.base.weights import load_arrays, state_arrays, state_template
+from strategies.common.small_model import SmallModelPayload, SmallModelServer, imitation
+from strategies.common.training import train_epochs
+from strategies.common.weights import load_arrays, state_arrays, state_template
 
 
 @dataclasses.dataclass(frozen=True)

@@ -48,20 +48,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from client_app.training import cross_entropy_of, train_epochs
 from strategies.base.client import ClientContext
-from strategies.base.exchange import ClientUpdate
-from strategies.base.layerwise import (
+from strategies.base.messages import ClientUpdate
+from strategies.base.method import Method, Training, register
+from strategies.base.options import option
+from strategies.common.layerwise import (
     LayerwiseClient,
     LayerwiseConfig,
     WeightsClientState,
     WeightsPayload,
     WeightsServerState,
 )
-from strategies.base.layerwise_server import LayerwiseServer
-from strategies.base.method import Method, Training, register
-from strategies.base.options import option
-from strategies.base.weights import RunningMean, state_views
+from strategies.common.layerwise_server import LayerwiseServer
+from strategies.common.losses import cross_entropy_of
+from strategies.common.training import train_epochs
+from strategies.common.weights import RunningMean, state_views
 
 _BLOCK = re.compile(r"((?:.+\.)?layer\d+)\.(\d+)\.(.+)")
 """Stage, block and entry, as in `backbone.layer2.0.conv1.weight`."""
@@ -237,7 +238,7 @@ class Server(LayerwiseServer[ServerState]):
         means: dict[str, RunningMean] = {}
         weights: dict[str, float] = {}
         for update in updates:
-            model = self.cards[update.client_id].model
+            model = self.clients[update.client_id].model
             weight = update.num_examples if self.weighted else 1
             sent = {**update.uplink.weights, **update.uplink.buffers}
             means.setdefault(model, RunningMean()).add(sent, weight)

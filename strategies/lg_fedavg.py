@@ -26,18 +26,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client_app.training import cross_entropy_of, train_epochs
 from models import SplitModel
 from strategies.base.client import ClientContext
-from strategies.base.exchange import ClientUpdate
-from strategies.base.head import (
+from strategies.base.messages import ClientUpdate
+from strategies.base.method import Method, Training, register
+from strategies.common.head import (
     HeadClient,
     HeadPayload,
     HeadServer,
     HeadState,
     head_arrays,
 )
-from strategies.base.method import Method, Training, register
+from strategies.common.losses import cross_entropy_of
+from strategies.common.training import train_epochs
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,13 +12,13 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from client_app.tasks import task_loss
-from client_app.training import train_epochs
 from models import SplitModel, TaskModel
 from strategies.base.client import ClientContext, ClientHalf
-from strategies.base.exchange import ClientUpdate
+from strategies.base.messages import ClientUpdate
 from strategies.base.method import Method, register
 from strategies.base.server import ServerHalf
+from strategies.common.losses import task_loss
+from strategies.common.training import train_epochs
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,10 +36,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from client_app.training import train_epochs
 from models import SplitModel
 from strategies.base.client import ClientContext
-from strategies.base.layerwise import (
+from strategies.base.method import Method, Training, register
+from strategies.base.options import option
+from strategies.common.layerwise import (
     LayerwiseClient,
     LayerwiseConfig,
     WeightsClientState,
@@ -48,9 +49,8 @@ from strategies.base.layerwise import (
     bare_model,
     fill_model,
 )
-from strategies.base.layerwise_server import LayerwiseServer
-from strategies.base.method import Method, Training, register
-from strategies.base.options import option
+from strategies.common.layerwise_server import LayerwiseServer
+from strategies.common.training import train_epochs
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,22 +35,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from client_app.training import cross_entropy_of, make_optimizer, train_epochs
 from models import SplitModel
 from strategies.base.client import ClientContext
-from strategies.base.exchange import Card, ClientUpdate
-from strategies.base.layerwise import (
+from strategies.base.messages import ClientInfo, ClientUpdate
+from strategies.base.method import Method, Training, register
+from strategies.base.options import option
+from strategies.base.payload import Template, arrays
+from strategies.common.layerwise import (
     LayerwiseClient,
     LayerwiseConfig,
     WeightsClientState,
     WeightsPayload,
     WeightsServerState,
 )
-from strategies.base.layerwise_server import LayerwiseServer
-from strategies.base.method import Method, Training, register
-from strategies.base.options import option
-from strategies.base.payload import Template, arrays
-from strategies.base.weights import RunningMean, state_views
+from strategies.common.layerwise_server import LayerwiseServer
+from strategies.common.losses import cross_entropy_of
+from strategies.common.training import make_optimizer, train_epochs
+from strategies.common.weights import RunningMean, state_views
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,18 +188,18 @@ class Server(LayerwiseServer[ServerState]):
                 flush=True,
             )
 
-    def templates(self, card: Card) -> Mapping[str, Template]:
-        return {**super().templates(card), "controls": self.layout(card.model).weights}
+    def templates(self, info: ClientInfo) -> Mapping[str, Template]:
+        return {**super().templates(info), "controls": self.layout(info.model).weights}
 
-    def make_downlink(self, card: Card, server_round: int) -> Downlink:
-        return Downlink(**self.weights_for(card), controls=state_views(self.controls_for(card)))
+    def make_downlink(self, info: ClientInfo, server_round: int) -> Downlink:
+        return Downlink(**self.weights_for(info), controls=state_views(self.controls_for(info)))
 
-    def controls_for(self, card: Card) -> dict[str, Tensor]:
+    def controls_for(self, info: ClientInfo) -> dict[str, Tensor]:
         """Return c by the names of a client's architecture: sum_k c_k / K, 0 where none is."""
         owners, sums = self.owners(), self.state.control_sums
         controls = {}
-        for name, (shape, _) in self.layout(card.model).weights.items():
-            key = self.key(card.model, name)
+        for name, (shape, _) in self.layout(info.model).weights.items():
+            key = self.key(info.model, name)
             known = sums.get(key)
             # A resumed run may know a key's owners again only after they have answered.
             controls[name] = torch.zeros(shape) if known is None else known / max(1, owners[key])

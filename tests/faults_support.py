@@ -11,11 +11,11 @@ from typing import Any
 
 import yaml
 
-from deploy.fleet_file import read_fleet
-from deploy.local import LocalFleet
-from deploy.specs import flower_client
-from server_app.flower.client import FlowerRun
-from server_app.flower.processes import all_processes
+from deploy.fleet.fleet_file import read_fleet
+from deploy.fleet.local import LocalFleet
+from deploy.fleet.specs import flower_client
+from deploy.flower.commands import FlowerRun
+from deploy.flower.processes import all_processes
 from strategies.base.round_files import rounds_in
 from tests.support import SMALL, Outcome
 

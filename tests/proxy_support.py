@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.fleet import Device, Fleet, Restarts, Server, Tls
+from deploy.fleet.description import Device, Fleet, Restarts, Server, Tls
 
 NGINX = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin")
 OUTSIDE = "127.0.0.2"

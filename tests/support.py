@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 
 from client_app.app import app as client_app
 from server_app.app import app as server_app
-from server_app.inprocess import InProcessGrid
+from server_app.rounds.in_process import InProcessGrid
 
 SMALL: dict[str, Any] = {
     "dataset": "digits",

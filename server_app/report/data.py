@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from server_app.scores import ClientTask
+from server_app.records.scores import ClientTask
 
 SERVER = "server"
 Row = TypeVar("Row")
@@ -20,7 +20,7 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True)
 class Client:
-    """One card of the roll call; ``None`` where the card left a field blank.
+    """One card of the registration; ``None`` where the card left a field blank.
 
     Cards from before there were tasks mean classification, measured by accuracy.
     """

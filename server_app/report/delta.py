@@ -1,10 +1,10 @@
 """The chart of the relative changes against a Local run, client by client."""
 
+from server_app.records.scores import ClientTask, tasks_in_order
 from server_app.report.bars import Bar, client_bars
 from server_app.report.data import RunData, section
 from server_app.report.svg import change, figure
 from server_app.report.tasks import client_tasks
-from server_app.scores import ClientTask, tasks_in_order
 
 COLOURS = 6
 

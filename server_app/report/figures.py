@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from server_app.records.scores import some_left_out
 from server_app.report.data import RunData, section
 from server_app.report.stats import Point, curve, flops_per_round, main_phase, measured
 from server_app.report.svg import (
@@ -17,7 +18,6 @@ from server_app.report.svg import (
     size,
 )
 from server_app.report.tasks import View, has_tasks, views
-from server_app.scores import some_left_out
 
 TILES_A_ROW = 4
 

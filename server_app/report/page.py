@@ -12,8 +12,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from server_app.records.scores import tasks_in_order
 from server_app.report.charts import accuracy_over_rounds, accuracy_over_traffic, by_architecture
-from server_app.report.costs import (
+from server_app.report.cost_charts import (
     cost_to_reach,
     cumulative_traffic,
     loss_over_rounds,
@@ -35,7 +36,6 @@ from server_app.report.tables import (
     task_table,
 )
 from server_app.report.tasks import View, client_tasks, has_tasks, views
-from server_app.scores import tasks_in_order
 from strategies.base.files import replacing
 
 REPORT_NAME = "report.html"

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from server_app.records.scores import ClientTask, tasks_in_order
 from server_app.report.data import RunData
 from server_app.report.tasks import View, client_tasks, views
-from server_app.scores import ClientTask, tasks_in_order
 
 #: (round, phase) -> client -> (value, examples)
 Measured = dict[tuple[int, str], dict[int, tuple[float, float]]]
@@ -116,7 +116,7 @@ class RoundTraffic:
 
 
 def traffic_by_round(run: RunData) -> dict[int, RoundTraffic]:
-    """Sum the traffic of every recorded round; evaluation and roll call are kept apart."""
+    """Sum the traffic of every recorded round; evaluation and registration are kept apart."""
     totals: dict[int, RoundTraffic] = defaultdict(RoundTraffic)
     for row in run.traffic:
         entry = totals[row.round]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from server_app.records.scores import ClientTask, is_plain, task_name, tasks_in_order
 from server_app.report.data import RunData
-from server_app.scores import ClientTask, is_plain, task_name, tasks_in_order
 
 
 @dataclass(frozen=True)

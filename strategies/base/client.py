@@ -39,7 +39,7 @@ class ClientContext:
     client_id : int
         The client's stable identity.
     server_round : int
-        The current round, from 1; 0 at the roll call.
+        The current round, from 1; 0 at the registration.
     run : RunConfig
         The run's configuration.
     data : ClientData

@@ -52,13 +52,13 @@ class Method:
     evaluate_when : str
         "pre" or "post": when the method's paper evaluates.
     common_feature_dim : bool
-        Whether all clients must have one representation width; checked at the roll call.
+        Whether all clients must have one representation width; checked at the registration.
     evaluated_model : str
         "personal" or "global": which model accuracies belong to.
     any_task : bool
         Whether clients may differ in their task and label set (run-config key `tasks`).
     public_data : bool
-        Whether all clients need the public data (`public-dataset`); checked at the roll call.
+        Whether all clients need the public data (`public-dataset`); checked at the registration.
     """
 
     name: str
@@ -75,6 +75,9 @@ class Method:
     any_task: bool = False
     public_data: bool = False
 
+
+SHARED = ("base", "common")
+"""Packages of `strategies` that are no methods."""
 
 _REGISTRY: dict[str, Method] = {}
 
@@ -102,7 +105,7 @@ def _discover() -> None:
     """Import every module of `strategies`, so that each registers its method."""
     package = importlib.import_module("strategies")
     for module in pkgutil.iter_modules(package.__path__):
-        if not module.ispkg:
+        if module.name not in SHARED:
             importlib.import_module(f"strategies.{module.name}")
 
 
@@ -116,5 +119,5 @@ def get_method(name: str) -> Method:
     """Return a registered method; raises `ConfigError` naming the known ones."""
     _discover()
     if name not in _REGISTRY:
-        raise ConfigError(f"method = {name!r}: accepted is one of {', '.join(method_names())}")
+        raise ConfigError(f"method = {name!r}: expected one of {', '.join(method_names())}")
     return _REGISTRY[name]

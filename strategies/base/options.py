@@ -40,7 +40,7 @@ class Rule:
     auto : bool
         Whether the text "auto" is accepted as well.
     hint : str
-        For a text that is checked elsewhere: what is accepted, in words.
+        For a text that is checked elsewhere: what is expected, in words.
     """
 
     kind: type
@@ -51,8 +51,8 @@ class Rule:
     auto: bool = False
     hint: str = ""
 
-    def accepted(self) -> str:
-        """Say in words what is accepted."""
+    def expected(self) -> str:
+        """Say in words what is expected."""
         if self.hint:
             return self.hint
         if self.choices:
@@ -87,9 +87,9 @@ class Rule:
         elif self.kind is str and isinstance(value, str):
             result, fits = value, not self.choices or value in self.choices
         else:
-            raise ConfigError(f"{key} = {value!r}: accepted is {self.accepted()}")
+            raise ConfigError(f"{key} = {value!r}: expected {self.expected()}")
         if not fits:
-            raise ConfigError(f"{key} = {value!r}: accepted is {self.accepted()}")
+            raise ConfigError(f"{key} = {value!r}: expected {self.expected()}")
         return result
 
     def _in_range(self, value: float) -> bool:
@@ -162,7 +162,7 @@ def parse_options(cls: type[T], values: Mapping[str, object], prefix: str = "") 
     Raises
     ------
     ConfigError
-        Naming key, value and what is accepted; for an unknown key, the nearest known one.
+        Naming key, value and what is expected; for an unknown key, the nearest known one.
     """
     fields = {
         prefix + key_of(f.name): f

@@ -8,7 +8,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
-from strategies.base.exchange import INFO, METRICS, PHASES, ClientUpdate, MetricRow, count_bytes
+from strategies.base.messages import INFO, METRICS, PHASES, ClientUpdate, MetricRow, count_bytes
 from strategies.base.method import Method
 from strategies.base.payload import (
     ARRAYS,

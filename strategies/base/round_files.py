@@ -24,3 +24,15 @@ def rounds_in(directory: Path) -> list[int]:
 def set_aside(path: Path) -> Path:
     """Rename a damaged file, so that it is not found again, and return its new path."""
     return path.rename(path.with_suffix(".damaged"))
+
+
+def prune_rounds(directory: Path, keep_from: int) -> None:
+    """Delete files that no resume at a round >= `keep_from` needs.
+
+    A resume at `keep_from` needs the newest file of that round or before, so that one stays.
+    """
+    rounds = rounds_in(directory)
+    needed = max((r for r in rounds if r <= keep_from), default=None)
+    for number in rounds:
+        if needed is not None and number < needed:
+            round_file(directory, number).unlink(missing_ok=True)

@@ -22,7 +22,7 @@ from strategies.base.options import (
 )
 
 AUGMENTATIONS = ("crop-flip", "crop-flip-erase", "crop-flip-cutout")
-"""See `client_app.augment`."""
+"""See `strategies.common.augmentation`."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
@@ -86,16 +86,16 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         if not DEVICE.fullmatch(self.device):
-            raise ConfigError(f"device = {self.device!r}: accepted is auto, cpu, cuda or cuda:N")
+            raise ConfigError(f"device = {self.device!r}: expected auto, cpu, cuda or cuda:N")
         if not Path(self.output_dir).expanduser().is_absolute():
             raise ConfigError(
-                f"output-dir = {self.output_dir!r}: accepted is an absolute path or one that "
+                f"output-dir = {self.output_dir!r}: expected an absolute path or one that "
                 "starts with ~, because a Flower app does not run in your working directory"
             )
         for key, name in self._names():
             if name and not NAME.fullmatch(name):
                 raise ConfigError(
-                    f"{key} = {name!r}: accepted is a name of letters, digits, '.', '_' and '-'"
+                    f"{key} = {name!r}: expected a name of letters, digits, '.', '_' and '-'"
                 )
         if self.resume and self.run_name:
             raise ConfigError(
@@ -165,7 +165,7 @@ def parse_run_config(values: Mapping[str, object]) -> RunConfig:
     Raises
     ------
     ConfigError
-        Naming key, value and what is accepted.
+        Naming key, value and what is expected.
     """
     known = default_run_config()
     for key in values:
@@ -173,25 +173,23 @@ def parse_run_config(values: Mapping[str, object]) -> RunConfig:
             raise unknown_key(key, known)
     run = parse_options(RunConfig, {k: v for k, v in values.items() if "." not in k})
     if run.method not in method_names():
-        raise ConfigError(
-            f"method = {run.method!r}: accepted is one of {', '.join(method_names())}"
-        )
+        raise ConfigError(f"method = {run.method!r}: expected one of {', '.join(method_names())}")
     # A user's own `module:factory` can be looked up only where clients run.
     if ":" not in run.models:
         try:
             resolve_models(run.models)
         except ModelError as error:
-            accepted = "accepted is a group, a comma list to cycle over, or pairs id=name"
+            accepted = "expected a group, a comma list to cycle over, or pairs id=name"
             raise ConfigError(f"models = {run.models!r}: {accepted}; {error}") from error
     try:
         tasks = parse_tasks(run.tasks)
     except DataError as error:
-        accepted = "accepted is a group of tasks, or a comma list to cycle over"
+        accepted = "expected a group of tasks, or a comma list to cycle over"
         raise ConfigError(f"tasks = {run.tasks!r}: {accepted}; {error}") from error
     if tasks and not run.chosen_method.any_task:
         able = [name for name in method_names() if get_method(name).any_task]
         raise ConfigError(
-            f"tasks = {run.tasks!r}: accepted is an empty text with method {run.method!r}, whose "
+            f"tasks = {run.tasks!r}: expected an empty text with method {run.method!r}, whose "
             f"clients all classify the same images; methods for any task: {', '.join(able)}"
         )
     configs: dict[str, Any] = {

@@ -12,20 +12,20 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from flwr.serverapp.strategy.result import Result
 
-from strategies.base.exchange import INFO, Card, ClientUpdate, MessageFactory
+from strategies.base.messages import INFO, ClientInfo, ClientUpdate, MessageFactory
 from strategies.base.method import Method
 from strategies.base.options import option_keys
 from strategies.base.payload import PayloadError, Template
 from strategies.base.replies import read_reply
 from strategies.base.rng import SERVER, numpy_generator, torch_generator
-from strategies.base.roll_call import unlike_data, unlike_public_data
 from strategies.base.run_config import RunConfig, payload_sizes
+from strategies.base.unlike_clients import unlike_data, unlike_public_data
 
 ServerState = TypeVar("ServerState")
 
 
-class RosterError(RuntimeError):
-    """The clients that answered the roll call do not fit the method."""
+class RegistrationError(RuntimeError):
+    """The clients that answered the registration do not fit the method."""
 
 
 class ServerHalf(Strategy, Generic[ServerState]):
@@ -33,13 +33,13 @@ class ServerHalf(Strategy, Generic[ServerState]):
 
     A method overrides `initial_state`, `aggregate` and one of `common_downlink` and
     `make_downlink`; `select`, `should_stop`, `check` and `templates` where it differs. The round
-    loop (`server_app.loop`) does the rest.
+    loop (`server_app.rounds.loop`) does the rest.
 
     Attributes
     ----------
     state : dataclass
         Everything of the server that survives a round; checkpoints hold all its fields.
-    cards : dict of int to Card
+    infos : dict of int to ClientInfo
         The clients known so far.
     exchange : int
         Which exchange of the round is going on, from 1; see `exchanges`.
@@ -48,7 +48,7 @@ class ServerHalf(Strategy, Generic[ServerState]):
     def __init__(self, run: RunConfig) -> None:
         self.run = run
         self.config = run.method_config
-        self.cards: dict[int, Card] = {}
+        self.clients: dict[int, ClientInfo] = {}
         self.messages: MessageFactory | None = None
         self.state: Any = None
         self.exchange = 1
@@ -66,7 +66,7 @@ class ServerHalf(Strategy, Generic[ServerState]):
         """
         return None
 
-    def make_downlink(self, card: Card, server_round: int) -> Any:
+    def make_downlink(self, info: ClientInfo, server_round: int) -> Any:
         """Return the payload for one client in one round, where clients get different ones."""
         raise NotImplementedError(f"{type(self).__name__} needs common_downlink or make_downlink")
 
@@ -120,7 +120,7 @@ class ServerHalf(Strategy, Generic[ServerState]):
             By default a seeded uniform draw of `sample-fraction` of all known clients that have
             training examples (rounded to the nearest, at least one), by client id.
         """
-        known = sorted(i for i, card in self.cards.items() if card.train_examples > 0)
+        known = sorted(i for i, info in self.clients.items() if info.train_examples > 0)
         count = max(1, math.floor(self.run.sample_fraction * len(known) + 0.5))
         order = numpy_generator(self.run.seed, SERVER, server_round, "sample").permutation(known)
         # Ranking everyone known, then passing over who is away, keeps the draw stable.
@@ -139,18 +139,18 @@ class ServerHalf(Strategy, Generic[ServerState]):
         """
         return set(clients)
 
-    def check(self, card: Card) -> str | None:
+    def check(self, info: ClientInfo) -> str | None:
         """Return what makes a client unfit for the method, or None."""
         wanted = self.run.feature_dim
-        if self.method.common_feature_dim and card.feature_dim != wanted:
+        if self.method.common_feature_dim and info.feature_dim != wanted:
             return (
-                f"client {card.client_id}: model {card.model} has representation width "
-                f"{card.feature_dim}, {self.method.name} needs {wanted} (feature-dim); give the "
+                f"client {info.client_id}: model {info.model} has representation width "
+                f"{info.feature_dim}, {self.method.name} needs {wanted} (feature-dim); give the "
                 "model a mapping, or set feature-dim to its width for all clients"
             )
         return None
 
-    def templates(self, card: Card) -> Mapping[str, Template]:
+    def templates(self, info: ClientInfo) -> Mapping[str, Template]:
         """Return the expected entries of the uplink's `arrays` fields for one client."""
         return {}
 
@@ -163,30 +163,30 @@ class ServerHalf(Strategy, Generic[ServerState]):
 
     @property
     def dims(self) -> dict[str, int]:
-        """Sizes of the named dimensions of payloads, known after the roll call."""
-        card = next(iter(self.cards.values()), None)  # `admit` saw to it that all agree
-        if card is None:
-            raise RosterError("no client is known yet, so neither is the number of classes")
-        return payload_sizes(self.run, card.num_classes)
+        """Sizes of the named dimensions of payloads, known after the registration."""
+        info = next(iter(self.clients.values()), None)  # `admit` saw to it that all agree
+        if info is None:
+            raise RegistrationError("no client is known yet, so neither is the number of classes")
+        return payload_sizes(self.run, info.num_classes)
 
     def generator(self, server_round: int, purpose: str) -> Any:
         """Return the server's private torch generator for one round and purpose."""
         return torch_generator(self.run.seed, SERVER, server_round, purpose)
 
-    def admit(self, cards: Iterable[Card]) -> None:
-        """Add clients after checking them; raises `RosterError` with every problem found."""
-        cards = list(cards)
-        problems = self._contradictions(cards)
-        problems += [problem for card in cards if (problem := self.check(card)) is not None]
+    def admit(self, infos: Iterable[ClientInfo]) -> None:
+        """Add clients after checking them; raises `RegistrationError` with every problem found."""
+        infos = list(infos)
+        problems = self._contradictions(infos)
+        problems += [problem for info in infos if (problem := self.check(info)) is not None]
         if problems:
-            raise RosterError("; ".join(problems[:5]))
-        self.cards |= {card.client_id: card for card in cards}
+            raise RegistrationError("; ".join(problems[:5]))
+        self.clients |= {info.client_id: info for info in infos}
 
-    def _contradictions(self, cards: list[Card]) -> list[str]:
-        """Return where new cards contradict those of the other clients."""
-        known = list(self.cards.values())
-        problems = [] if self.method.any_task else unlike_data(known, cards)
-        return problems + (unlike_public_data(known, cards) if self.method.public_data else [])
+    def _contradictions(self, infos: list[ClientInfo]) -> list[str]:
+        """Return where new clients contradict those of the other clients."""
+        known = list(self.clients.values())
+        problems = [] if self.method.any_task else unlike_data(known, infos)
+        return problems + (unlike_public_data(known, infos) if self.method.public_data else [])
 
     # Flower's Strategy ----------------------------------------------------------------------------
 
@@ -216,7 +216,7 @@ class ServerHalf(Strategy, Generic[ServerState]):
         for client_id in participants:
             downlink = common
             if downlink is None:
-                downlink = self.make_downlink(self.cards[client_id], server_round)
+                downlink = self.make_downlink(self.clients[client_id], server_round)
             yield self.messages.build(
                 kind, client_id, server_round, downlink, test=client_id in tests
             )
@@ -235,17 +235,17 @@ class ServerHalf(Strategy, Generic[ServerState]):
 
     def read(self, client_id: int, server_round: int, content: RecordDict) -> ClientUpdate:
         """Check one client's reply; raises `PayloadError` naming the key."""
-        card = self.cards[client_id]
-        templates = self.templates(card)
+        info = self.clients[client_id]
+        templates = self.templates(info)
         update = read_reply(self.method, content, client_id, server_round, self.dims, templates)
         # Means are weighted by examples, so a client must not have more than it said it had.
-        most = max(card.train_examples, card.validation_examples, card.test_examples)
-        claims = [("num-examples", update.num_examples, card.train_examples)]
+        most = max(info.train_examples, info.validation_examples, info.test_examples)
+        claims = [("num-examples", update.num_examples, info.train_examples)]
         claims += [(f"{row.phase}/{row.metric}", row.examples, most) for row in update.rows]
         for key, claimed, limit in claims:
             if claimed > limit:
                 raise PayloadError(
-                    f"{key}: rests on {claimed} examples, at the roll call there were {limit}; "
+                    f"{key}: rests on {claimed} examples, at the registration there were {limit}; "
                     "data must not change during a run"
                 )
         asked = self.messages.control.get("phase") if self.messages else None
@@ -282,7 +282,7 @@ class ServerHalf(Strategy, Generic[ServerState]):
                 print(f"  {title}: {text}", flush=True)
 
     def start(self, grid: Grid, *args: Any, **kwargs: Any) -> Result:
-        """Run all rounds through `server_app.loop`, with its records and checkpoints."""
-        from server_app.loop import run_rounds
+        """Run all rounds through `server_app.rounds.loop`, with its records and checkpoints."""
+        from server_app.rounds.loop import run_rounds
 
         return run_rounds(self, grid)

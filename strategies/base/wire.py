@@ -123,7 +123,7 @@ def _is_name(text: object) -> bool:
 def _read_flat(dtype: str, item: Array) -> NDArray[Any]:
     """View a Flower Array's bytes as a flat NumPy array without copying or unpickling."""
     if dtype not in DTYPES:
-        raise PayloadError(f"{dtype}: dtype does not travel; accepted are {', '.join(DTYPES)}")
+        raise PayloadError(f"{dtype}: dtype does not travel; expected {', '.join(DTYPES)}")
     stream = io.BytesIO(item.data[:4096])
     try:
         version = np.lib.format.read_magic(stream)

@@ -18,8 +18,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks.baseline import Baseline, measure_baseline
 from tests.benchmarks.figures import LEGEND, goals, run_figures, table
-from tests.benchmarks.floor import Floor, measure_floor
 from tests.benchmarks.machine import load, machine
 from tests.benchmarks.measured import SERVER, Measured, measure_run
 from tests.benchmarks.muscle import measure_muscle
@@ -36,11 +36,11 @@ def federation(workload: Workload, run: Any = measure_run) -> dict[str, Any]:
     workload = with_images(workload)
     loads = [load()]
     say(f"{workload.name}: {workload.title}: bare loop, run, bare loop")
-    floors = [measure_floor(workload, WORKERS)]
+    baselines = [measure_baseline(workload, WORKERS)]
     loads.append(load())
     seen: Measured | StateCost = run(workload, WORKERS)
     loads.append(load())
-    floors.append(measure_floor(workload, WORKERS))
+    baselines.append(measure_baseline(workload, WORKERS))
     measured = seen.with_files if isinstance(seen, StateCost) else seen
     result: dict[str, Any] = {
         "title": workload.title,
@@ -49,10 +49,10 @@ def federation(workload: Workload, run: Any = measure_run) -> dict[str, Any]:
         "config": workload.config,
         "load": loads,
         "measured": dataclasses.asdict(seen),
-        "floors": [dataclasses.asdict(floor) for floor in floors],
-        "figures": run_figures(measured, floors),
+        "baselines": [dataclasses.asdict(baseline) for baseline in baselines],
+        "figures": run_figures(measured, baselines),
     }
-    say(summary(measured, floors))
+    say(summary(measured, baselines))
     if isinstance(seen, StateCost):
         result["figures"] |= state_figures(seen)
     return result
@@ -100,11 +100,11 @@ def muscle(quick: bool) -> dict[str, Any]:
     return {"title": "FedMuscle's loss", "load": [before], "by_users": found, "figures": {}}
 
 
-def summary(run: Measured, floors: list[Floor]) -> str:
+def summary(run: Measured, baselines: list[Baseline]) -> str:
     """Return one line about a run while others are still to come."""
     return (
         f"  rounds {', '.join(f'{s:.2f}' for s in run.round_s)} s; bare "
-        + " and ".join(", ".join(f"{s:.2f}" for s in floor.round_s) for floor in floors)
+        + " and ".join(", ".join(f"{s:.2f}" for s in baseline.round_s) for baseline in baselines)
         + f" s; {run.participants} trained, {run.evaluated} evaluated by {run.workers} workers; "
         f"{run.total_s:.0f} s in all"
     )
@@ -168,7 +168,7 @@ def main() -> int:
     options = parser.parse_args()
     unknown = sorted(set(options.names) - set(NAMES))
     if unknown:
-        parser.error(f"{unknown[0]!r}: accepted are {', '.join(NAMES)}")
+        parser.error(f"{unknown[0]!r}: expected {', '.join(NAMES)}")
     if options.rounds is not None and options.rounds < 4:
         parser.error(f"--rounds = {options.rounds}: at least 4, the first two do not count")
     facts = machine()

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.benchmarks.floor import Floor
+from tests.benchmarks.baseline import Baseline
 from tests.benchmarks.measured import SERVER, WORKER, Measured
 
 HALF_A_STATE = 22e6
@@ -15,11 +15,11 @@ HALF_A_STATE = 22e6
 
 COLUMNS: dict[str, str] = {
     "round s": "round_s",
-    "floor s": "floor_s",
-    "round/floor": "round_to_floor",
+    "bare s": "baseline_s",
+    "round/bare": "round_to_baseline",
     "client s": "client_compute_s",
     "efficiency": "efficiency",
-    "floor's": "floor_efficiency",
+    "bare loop's": "baseline_efficiency",
     "ms/client": "overhead_ms",
     "ms/trained": "overhead_trained_ms",
     "start s": "start_up_s",
@@ -31,11 +31,11 @@ COLUMNS: dict[str, str] = {
 }
 LEGEND = """\
 round s     median wall seconds of a round, records and checkpoint included, without rounds 1 and 2
-floor s     the bare PyTorch loop: median round, mean of the one before and the one after the run
+bare s      the bare PyTorch loop: median round, mean of the one before and the one after the run
 client s    seconds a round that clients were at work, summed over clients
 efficiency  client s / (round s x workers), over all rounds that count
-floor's     the same of the bare loop: below 1 where clients cannot be divided evenly
-ms/client   (round s x workers - floor's busy seconds) / clients trained or evaluated, milliseconds
+bare loop's the same of the bare loop: below 1 where clients cannot be divided evenly
+ms/client   (round s x workers - bare loop's busy seconds) / clients trained or evaluated, in ms
 ms/trained  the same divided by the clients that trained alone
 start s     from the submission by `flwr run` to the beginning of round 1
 MB          peak resident memory of the server process and of one worker
@@ -76,30 +76,30 @@ class Goal:
         )
 
 
-def run_figures(run: Measured, floors: Sequence[Floor]) -> dict[str, float]:
+def run_figures(run: Measured, baselines: Sequence[Baseline]) -> dict[str, float]:
     """Return the figures of one run beside the bare loops before and after it.
 
     Of the two loops the mean is taken: the load of a shared machine during the run lies between
     those before and after it.
     """
     round_s = statistics.median(run.round_s)
-    floor_s = statistics.fmean(statistics.median(floor.round_s) for floor in floors)
-    busy_s = statistics.fmean(statistics.median(floor.busy_s) for floor in floors)
+    baseline_s = statistics.fmean(statistics.median(baseline.round_s) for baseline in baselines)
+    busy_s = statistics.fmean(statistics.median(baseline.busy_s) for baseline in baselines)
     capacity = sum(run.round_s) * run.workers
     overhead = 1e3 * (round_s * run.workers - busy_s)
-    collected = statistics.fmean(floor.parts_s.get("collect", 0.0) for floor in floors)
+    collected = statistics.fmean(baseline.parts_s.get("collect", 0.0) for baseline in baselines)
     peaks = {
         name: run.peaks.get(role, {}) for name, role in (("server", SERVER), ("worker", WORKER))
     }
     return {
         "round_s": round_s,
-        "floor_s": floor_s,
-        "floor_busy_s": busy_s,
-        "floor_without_collection_s": floor_s * (1 - collected / busy_s),
-        "round_to_floor": round_s / floor_s,
+        "baseline_s": baseline_s,
+        "baseline_busy_s": busy_s,
+        "baseline_without_collection_s": baseline_s * (1 - collected / busy_s),
+        "round_to_baseline": round_s / baseline_s,
         "client_compute_s": statistics.median(run.compute_s),
         "efficiency": sum(run.compute_s) / capacity,
-        "floor_efficiency": busy_s / (floor_s * run.workers),
+        "baseline_efficiency": busy_s / (baseline_s * run.workers),
         "overhead_ms": overhead / max(run.participants, run.evaluated),
         "overhead_trained_ms": overhead / run.participants,
         "start_up_s": run.start_up_s,
@@ -124,7 +124,7 @@ def goals(workloads: Mapping[str, Mapping[str, Any]]) -> list[Goal]:
     if "B1" in figures:
         found += [
             Goal("B1", "efficiency", figures["B1"]["efficiency"], 0.90, at_least=True),
-            Goal("B1", "round / floor", figures["B1"]["round_to_floor"], 1.15),
+            Goal("B1", "round / baseline", figures["B1"]["round_to_baseline"], 1.15),
         ]
     for name in ("B2", "B2-train", "B3", "B3-train"):
         if name in figures:

@@ -25,9 +25,9 @@ from typing import Any
 
 import torch
 
-from server_app.flower.text import Value
+from deploy.flower.text import Value
+from tests.benchmarks.baseline import Baseline, measure_baseline
 from tests.benchmarks.figures import run_figures
-from tests.benchmarks.floor import Floor, measure_floor
 from tests.benchmarks.machine import load, machine
 from tests.benchmarks.measured import Measured, measure_run
 from tests.benchmarks.workloads import Workload, with_images, workloads
@@ -135,15 +135,15 @@ def measure(
             "client-resources-num-gpus": int(1e4 / share) / 1e4, "init-args-num-gpus": 1
         }  # fmt: skip
     loads = [load()]
-    floors: list[Floor] = [measure_floor(workload, share, device)]
+    baselines: list[Baseline] = [measure_baseline(workload, share, device)]
     with GpuMemory() as memory:
         seen = measure_run(workload, share, federation=federation, keep_metrics=True)
-    floors.append(measure_floor(workload, share, device))
+    baselines.append(measure_baseline(workload, share, device))
     loads.append(load())
-    figures = run_figures(seen, floors)
+    figures = run_figures(seen, baselines)
     for name, value in (
         ("mb_a_client", None if memory.used is None else memory.used / seen.workers),
-        ("floor_torch_mb", floors[-1].gpu_bytes / 1e6),
+        ("baseline_torch_mb", baselines[-1].gpu_bytes / 1e6),
     ):
         if value is not None:
             figures[name] = value
@@ -151,12 +151,12 @@ def measure(
         "load": loads,
         "figures": figures,
         "measured": {k: v for k, v in dataclasses.asdict(seen).items() if k != "metrics"},
-        "floors": [dataclasses.asdict(floor) for floor in floors],
+        "baselines": [dataclasses.asdict(baseline) for baseline in baselines],
     }
     say(
-        f"{amp:>5}: round {figures['round_s']:.2f} s, bare loop {figures['floor_s']:.2f} s, ratio "
-        f"{figures['round_to_floor']:.2f}, efficiency {figures['efficiency']:.2f}, start-up "
-        f"{figures['start_up_s']:.0f} s, {share} clients at a time, "
+        f"{amp:>5}: round {figures['round_s']:.2f} s, bare loop {figures['baseline_s']:.2f} s, "
+        f"ratio {figures['round_to_baseline']:.2f}, efficiency {figures['efficiency']:.2f}, "
+        f"start-up {figures['start_up_s']:.0f} s, {share} clients at a time, "
         + (
             f"{figures['mb_a_client']:.0f} MB of the device each"
             if "mb_a_client" in figures
@@ -194,7 +194,7 @@ def main() -> int:
         say(reason)
         return 2
     if options.share < 1:
-        parser.error(f"--share = {options.share}: accepted is an integer of at least 1")
+        parser.error(f"--share = {options.share}: expected an integer of at least 1")
     # Evaluated after training, so that both compared rounds have scores that training made.
     workload = with_images(workloads(options.quick)["B1"]).with_values(evaluate_when="post")
     facts = machine()

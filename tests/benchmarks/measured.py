@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 
-from server_app.flower.runs import FlowerRun, FlowerSimulation
-from server_app.flower.text import Value
-from server_app.recorder import read_rows
+from deploy.flower.simulation import FlowerRun, FlowerSimulation
+from deploy.flower.text import Value
+from server_app.records.recorder import read_rows
 from tests.benchmarks.memory import ROLES, Peaks
 from tests.benchmarks.workloads import ROOT, WARM_UP, BenchmarkError, Workload
 

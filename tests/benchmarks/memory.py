@@ -19,8 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from server_app.debug import parse_assignments
-from server_app.flower.runs import FlowerSimulation
+from deploy.flower.simulation import FlowerSimulation
+from deploy.run import parse_assignments
 
 ROOT = Path(__file__).parents[2]
 ROLES = {

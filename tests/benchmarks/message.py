@@ -28,11 +28,11 @@ from flwr.app import Context, Message, RecordDict
 from flwr.common.serde import message_to_proto
 
 from client_app.app import app as client_app
-from deploy.fleet_file import read_fleet
-from deploy.local import LocalFleet
+from deploy.fleet.fleet_file import read_fleet
+from deploy.fleet.local import LocalFleet
+from deploy.run import parse_assignments
 from server_app.app import app as server_app
-from server_app.debug import parse_assignments
-from server_app.inprocess import InProcessGrid
+from server_app.rounds.in_process import InProcessGrid
 from strategies.base.run_config import default_run_config
 
 ROOT = Path(__file__).parents[2]

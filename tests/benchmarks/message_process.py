@@ -67,7 +67,8 @@ def answer(place: Path) -> Stopwatch:
     with watch.part("imports: torch"):
         import torch  # noqa: F401
     with watch.part("imports: the app"):
-        from client_app import node, runner
+        from client_app import handlers as runner
+        from client_app import node
         from client_app.app import app
         from client_app.state_store import StateStore
         from strategies.base.method import get_method
@@ -100,7 +101,7 @@ def answer(place: Path) -> Stopwatch:
         message_to_proto(reply).SerializeToString()
     watch.cpu["everything"] = time.process_time()
     compiler = "torch._dynamo" in sys.modules
-    assert not compiler, "torch's compiler was imported; see strategies/base/optimizers.py"
+    assert not compiler, "torch's compiler was imported; see strategies/common/optimizers.py"
     return watch
 
 

@@ -32,7 +32,7 @@ from pathlib import Path
 from flwr.clientapp import ClientApp
 
 from client_app import app as wildflower
-from client_app import runner
+from client_app import handlers as runner
 
 PLACE, KIND = Path({place!r}), {kind!r}
 seconds = {{}}

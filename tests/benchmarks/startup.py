@@ -9,8 +9,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from server_app.flower.runs import FlowerSimulation
-from server_app.flower.text import Value
+from deploy.flower.simulation import FlowerSimulation
+from deploy.flower.text import Value
 from tests.benchmarks.measured import ENVIRONMENT
 from tests.benchmarks.workloads import ROOT, BenchmarkError
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from data.cache import cache_root
-from server_app.flower.text import Value
+from deploy.flower.text import Value
 
 ROOT = Path(__file__).parents[2]
 ARCHIVE = ROOT.parent / "shared" / "data" / "cifar10-jpeg.tar.gz"
@@ -35,7 +35,7 @@ class Workload:
         How many there are.
     config : dict
         Run-config keys that differ from the defaults.
-    floor_rounds : int
+    baseline_rounds : int
         Rounds of the bare loop that count, before and after the run alike.
     images : tuple of int
         Training and test images of CIFAR-10 to unpack; empty for a bundled data set.
@@ -47,7 +47,7 @@ class Workload:
     title: str
     clients: int
     config: dict[str, Value]
-    floor_rounds: int = 5
+    baseline_rounds: int = 5
     images: tuple[int, ...] = ()
     note: str = ""
 
@@ -78,19 +78,19 @@ def workloads(quick: bool) -> dict[str, Workload]:
                 "partition": "iid", "test-split": "global", "validation-fraction": 0.0,
                 "batch-size": 32, "local-epochs": 1, "num-rounds": 4 if quick else 8,
             },
-            floor_rounds=2 if quick else 4,
+            baseline_rounds=2 if quick else 4,
             images=(b1_clients * per_client[0], per_client[1]),
             note="every client is tested on the same held-out images (test-split = global), which "
             "gives exactly the issue's sizes",
         ),
         Workload(
             "B2", "digits, CNN-1..5, FedRE, 10 % a round", 20 if quick else 100,
-            {**fedre, "num-rounds": 5 if quick else 20}, floor_rounds=3 if quick else 10,
+            {**fedre, "num-rounds": 5 if quick else 20}, baseline_rounds=3 if quick else 10,
         ),
         Workload(
             "B3", "the same with ten times the clients", 200 if quick else 1000,
             {**fedre, "min-examples": 0, "num-rounds": 4 if quick else 20},
-            floor_rounds=2 if quick else 5,
+            baseline_rounds=2 if quick else 5,
             note="digits has 1,797 images: a client trains on one, and who has a second is tested "
             "on it",
         ),
@@ -100,7 +100,7 @@ def workloads(quick: bool) -> dict[str, Workload]:
                 **small, "method": "fedre", "models": "resnet18", "batch-size": 64,
                 "subset": 0.095 if quick else 0.475, "num-rounds": 4 if quick else 7, "lr": 0.01,
             },
-            floor_rounds=2 if quick else 4,
+            baseline_rounds=2 if quick else 4,
             note="32 training images a client, one batch; the other quarter of its images is its "
             "test set; with FedRE's own lr, 0.06, training diverges in round 6",
         ),

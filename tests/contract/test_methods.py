@@ -15,7 +15,7 @@ import torch
 from flwr.app import Message, RecordDict
 
 from client_app.app import make_client_app
-from server_app.inprocess import InProcessGrid
+from server_app.rounds.in_process import InProcessGrid
 from strategies.base.method import get_method, method_names
 from strategies.base.payload import ARRAYS, MANIFEST, rules_of
 from strategies.base.state import load_state, save_state
@@ -109,7 +109,7 @@ def test_same_seed_same_metrics(
     """Also where, as on real devices, all messages of a round are made before any is answered."""
     settings = {"method": plain.method, **SETTINGS}
     other = run_federation(tmp_path / "other", 3, seed=1, num_rounds=1, **settings)
-    monkeypatch.setattr("server_app.round.window_of", lambda grid: None)
+    monkeypatch.setattr("server_app.rounds.exchange.window_of", lambda grid: None)
     again = run_federation(tmp_path / "again", 3, **settings)
     assert again.text("metrics.csv") == plain.run.text("metrics.csv")
     assert again.text("traffic.csv") == plain.run.text("traffic.csv")
@@ -134,24 +134,24 @@ def test_halves_are_declared_whole(name: str) -> None:
 
 def test_server_state_survives_a_checkpoint(plain: Plain, tmp_path: Path) -> None:
     """Saving and loading the state after two rounds restores every field bit for bit."""
-    from server_app.checkpoints import Checkpoints
-    from strategies.base.exchange import Card
+    from server_app.records.checkpoints import Checkpoints
+    from strategies.base.messages import ClientInfo
     from strategies.base.run_config import parse_run_config
 
     run = plain.run
     config = {k: v for k, v in run.config["config"].items() if k != "resume"}
     strategy = get_method(plain.method).server(parse_run_config(config))
-    cards = []
+    infos = []
     for row in run.rows("clients"):
         values: dict[str, object] = {}
-        for field in dataclasses.fields(Card):
+        for field in dataclasses.fields(ClientInfo):
             text = row["client" if field.name == "client_id" else field.name]
             if field.type == "list[int]":
                 values[field.name] = [int(v) for v in text.split()]
             else:
                 values[field.name] = int(text) if field.type == "int" else text
-        cards.append(Card.from_record(values))
-    strategy.admit(cards)
+        infos.append(ClientInfo.from_record(values))
+    strategy.admit(infos)
     loaded = strategy.initial_state()
     assert Checkpoints(run.path / "checkpoints", 2).load_newest(loaded) == 2
     copy = tmp_path / "copy.safetensors"

@@ -21,8 +21,8 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from server_app.inprocess import InProcessGrid
-from strategies.base.exchange import CARD, INFO
+from server_app.rounds.in_process import InProcessGrid
+from strategies.base.messages import CLIENT_INFO, INFO
 from strategies.base.method import get_method
 from strategies.base.payload import ARRAYS, DTYPES, MANIFEST, rules_of
 from strategies.base.wire import read_entries, write_entries
@@ -220,7 +220,7 @@ def replaying(method: str, answers: dict[str, RecordDict], named: dict[int, str]
         kind, client = message.metadata.message_type, int(context.node_config["partition-id"])
         content = copy.deepcopy(answers[kind])
         if kind == "query":
-            content[CARD]["client_id"] = client
+            content[CLIENT_INFO]["client_id"] = client
         else:
             content[INFO]["client-id"] = client
         if kind == "train" and client:

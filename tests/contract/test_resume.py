@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from flwr.app import Message
 
-from server_app.inprocess import InProcessGrid
+from server_app.rounds.in_process import InProcessGrid
 from strategies.base.method import method_names
 from tests.support import Outcome, run_federation
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from server_app.flower.runs import FlowerRun, FlowerSimulation
+from deploy.flower.simulation import FlowerRun, FlowerSimulation
 from tests.support import SMALL, Outcome
 
 ROOT = Path(__file__).parents[2]

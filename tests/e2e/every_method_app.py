@@ -16,7 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 from client_app.app import app as client_app
 from server_app.app import app as server_app
 from server_app.console import say
-from strategies.base.exchange import CONTROL
+from strategies.base.messages import CONTROL
 from strategies.base.method import method_names
 
 HEADING = "method in turn: "

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from server_app.flower.processes import family
+from deploy.flower.processes import family
 
 REPOSITORY = Path(__file__).parents[2]
 SECONDS = 400
@@ -22,7 +22,7 @@ SECONDS = 400
 def start(path: Path, log: Path) -> subprocess.Popen[bytes]:
     with log.open("wb") as file:
         return subprocess.Popen(
-            [sys.executable, "-m", "server_app.compare", str(path)],
+            [sys.executable, "-m", "deploy.compare", str(path)],
             cwd=REPOSITORY, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
             env={**os.environ, "WILDFLOWER_TEST": str(path)},
         )  # fmt: skip

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from server_app.flower.runs import FlowerRun, FlowerSimulation
-from server_app.flower.text import toml_lines
+from deploy.flower.simulation import FlowerRun, FlowerSimulation
+from deploy.flower.text import toml_lines
 from strategies.base.method import method_names
 from tests.e2e.conftest import LIMIT, ROOT
 from tests.e2e.every_method_app import HEADING

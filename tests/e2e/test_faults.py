@@ -19,12 +19,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from deploy.fleet import HEARTBEAT_LIMIT
-from deploy.specs import flower_client
-from deploy.state import ACCEPTED
-from deploy.supervisor import REFUSED
-from server_app.cli import main
-from server_app.flower.client import CONNECTION
+from deploy.cli import main
+from deploy.fleet.description import HEARTBEAT_LIMIT
+from deploy.fleet.specs import flower_client
+from deploy.fleet.status import ACCEPTED
+from deploy.fleet.supervisor import REFUSED
+from deploy.flower.commands import CONNECTION
 from strategies.base.round_files import round_file, rounds_in
 from strategies.base.state import read_about
 from tests.faults_support import (

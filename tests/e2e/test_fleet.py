@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.fleet_file import read_fleet
-from deploy.specs import fleet_mark
-from server_app.cli import main
-from server_app.flower.processes import end_family, family
+from deploy.cli import main
+from deploy.fleet.fleet_file import read_fleet
+from deploy.fleet.specs import fleet_mark
+from deploy.flower.processes import end_family, family
 from tests.e2e.conftest import LIMIT, ROOT
 from tests.support import SMALL, Outcome
 
@@ -54,7 +54,7 @@ def file(tmp_path: Path) -> Iterator[Path]:
 def fleet(*arguments: object, **options: Any) -> subprocess.Popen[str]:
     """Start a sub-command of `wildflower fleet` as a user would."""
     return subprocess.Popen(
-        [sys.executable, "-m", "server_app.cli", "fleet", *map(str, arguments)],
+        [sys.executable, "-m", "deploy.cli", "fleet", *map(str, arguments)],
         cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options,
     )  # fmt: skip
 
@@ -156,4 +156,4 @@ def test_a_wrong_call_is_one_line(
     assert f"{file}: server.port = {port}: cannot listen on 127.0.0.1" in text
     assert read_fleet(file).server.port == port
     file.write_text(file.read_text().replace("client-id: 1", "client-id: 0"))
-    assert f"{file}: devices[1].client-id = 0: accepted is" in refusal(capsys, "up", file)
+    assert f"{file}: devices[1].client-id = 0: expected" in refusal(capsys, "up", file)

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from deploy.device import device_command, device_environment
-from deploy.fleet import Device, Fleet
-from deploy.local import LocalFleet
-from deploy.proxy import fleet_proxy
-from server_app.flower.client import CONNECTION, FlowerClient, flower_environment
-from server_app.flower.processes import all_processes, executable, free_port
-from server_app.flower.text import log_text
+from deploy.fleet.description import Device, Fleet
+from deploy.fleet.device import device_command, device_environment
+from deploy.fleet.local import LocalFleet
+from deploy.fleet.proxy import fleet_proxy
+from deploy.flower.commands import CONNECTION, FlowerClient, flower_environment
+from deploy.flower.processes import all_processes, executable, free_port
+from deploy.flower.text import log_text
 from tests.proxy_support import OUTSIDE, make_fleet, needs_nginx, running_nginx
 
 pytestmark = [pytest.mark.e2e, needs_nginx]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from server_app.flower.runs import FlowerSimulation
+from deploy.flower.simulation import FlowerSimulation
 from tests.e2e.conftest import LIMIT, ROOT, Simulate
 from tests.support import SMALL, Outcome, run_federation
 
@@ -41,13 +41,13 @@ def test_ray_equals_the_same_process_whatever_the_workers(
 
 
 def test_wrong_value_fails_the_run_before_any_data(simulate: Simulate, tmp_path: Path) -> None:
-    """U29: one line with key, value and what is accepted; nothing is left behind."""
+    """U29: one line with key, value and what is expected; nothing is left behind."""
     run, _ = simulate(tmp_path, models="resnet99")
     assert run.status == "finished:failed"
     line = next(line for line in run.log.splitlines() if "configuration error" in line)
     assert "models" in line
     assert "'resnet99'" in line
-    assert "accepted is" in line
+    assert "expected" in line
     assert list(tmp_path.iterdir()) == []
 
 

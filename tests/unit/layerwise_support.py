@@ -11,16 +11,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from client_app.runner import make_card
-from client_app.training import device_batches
+from client_app.handlers import describe_client
 from models import InputShape, build_model
 from strategies.base.client import ClientContext
-from strategies.base.exchange import ClientUpdate
-from strategies.base.layerwise import split_state
+from strategies.base.messages import ClientUpdate
 from strategies.base.method import get_method
 from strategies.base.payload import pack, unpack
 from strategies.base.run_config import parse_run_config
-from tests.unit.test_roster import a_card
+from strategies.common.layerwise import split_state
+from strategies.common.training import device_batches
+from tests.unit.test_roster import a_client_info
 from tests.unit.test_training import a_context
 
 NESTED = ("resnet10-w4", "resnet14-w4", "resnet18-w4")
@@ -40,7 +40,7 @@ def a_server(models: Mapping[int, str], method: str = "fedavg", **config: Any) -
 
 
 def card_of(client: int, model: str) -> Any:
-    return a_card(client, model=model, num_classes=3, image_size=16)
+    return a_client_info(client, model=model, num_classes=3, image_size=16)
 
 
 def states_of(model: str, seed: int) -> tuple[State, State]:
@@ -77,14 +77,14 @@ def play(
     updates = {}
     for client in participants:
         context = dataclasses.replace(contexts[client], server_round=server_round, run=run)
-        card = server.cards[client]
-        content = pack(server.make_downlink(card, server_round))
+        info = server.clients[client]
+        content = pack(server.make_downlink(info, server_round))
         downlink = unpack(method.downlink, content, server.dims, half.templates(context))
         state = states[client] if client in states else half.build(context)
         states[client] = state
         half.receive(context, state, downlink)
         sent, _ = half.train(context, state, downlink)
-        uplink = unpack(method.uplink, pack(sent), server.dims, server.templates(card))
+        uplink = unpack(method.uplink, pack(sent), server.dims, server.templates(info))
         updates[client] = update(client, len(context.data.train), uplink)
         server.check_uplink(updates[client])
     server.aggregate(server_round, iter(updates.values()))
@@ -99,7 +99,7 @@ def server_for(contexts: Mapping[int, ClientContext], method: str, **config: Any
     server = chosen.server(run)
     server.admit(
         dataclasses.replace(
-            make_card(dataclasses.replace(c, run=run, server_round=0), chosen), client_id=k
+            describe_client(dataclasses.replace(c, run=run, server_round=0), chosen), client_id=k
         )
         for k, c in contexts.items()
     )

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from data.tasks import METRIC_OF, parse_task
-from server_app.recorder import Recorder
-from server_app.round_result import RoundResult, Traffic
-from server_app.run_directory import CARD_COLUMNS
-from server_app.summary import summarise
-from strategies.base.exchange import MetricRow
+from server_app.records.recorder import Recorder
+from server_app.records.round_result import RoundResult, Traffic
+from server_app.records.run_directory import CLIENT_COLUMNS
+from server_app.records.summary import summarise
+from strategies.base.messages import MetricRow
 from strategies.base.run_config import parse_run_config
 
 MIXED = (
@@ -35,7 +35,7 @@ def metrics_of(tasks: Sequence[str]) -> list[str]:
     return [METRIC_OF[parse_task(task).task] for task in tasks]
 
 
-def write_cards(
+def write_clients(
     directory: Path,
     tasks: Sequence[str],
     *,
@@ -45,7 +45,7 @@ def write_cards(
     """Write clients.csv; a client's data has the hash `d<id>` unless another is given."""
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / "clients.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, CARD_COLUMNS, restval="")
+        writer = csv.DictWriter(file, CLIENT_COLUMNS, restval="")
         writer.writeheader()
         for client, (task, metric) in enumerate(zip(tasks, metrics_of(tasks), strict=True)):
             writer.writerow({
@@ -115,6 +115,6 @@ def finish(
 
 def published(directory: Path, scores: Evaluation, **settings: Any) -> dict[str, Any]:
     """Write a run of one round of the three published users, and return its summary."""
-    write_cards(directory, PUBLISHED)
+    write_clients(directory, PUBLISHED)
     record(directory, [a_round(1, metrics_of(PUBLISHED), scores)])
     return finish(directory, PUBLISHED, **settings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from client_app.augment import CUTOUT, PADDING, _cutout, _erase, augment
+from strategies.common.augmentation import CUTOUT, PADDING, _cutout, _erase, augment
 
 
 def images() -> torch.Tensor:

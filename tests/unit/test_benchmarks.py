@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from server_app.recorder import HEADERS
+from server_app.records.recorder import HEADERS
 from strategies.base.run_config import default_run_config, parse_run_config
 from tests.benchmarks import gpu, workloads
 from tests.benchmarks.__main__ import NAMES
+from tests.benchmarks.baseline import Bare, Baseline
 from tests.benchmarks.figures import Goal, goals, run_figures, table
-from tests.benchmarks.floor import Bare, Floor
 from tests.benchmarks.machine import processor
 from tests.benchmarks.measured import SERVER, WORKER, Measured, Watch, _size
 from tests.benchmarks.memory import Peaks
@@ -44,22 +44,22 @@ def measured(**values: Any) -> Measured:
 
 
 FLOORS = [
-    Floor([4.0, 4.2, 4.4], [8.0, 8.0, 8.0], {"train": 6.0, "collect": 2.0}, 1),
-    Floor([4.6, 4.8, 5.0], [8.8, 8.8, 8.8], {"train": 6.6, "collect": 2.2}, 1),
+    Baseline([4.0, 4.2, 4.4], [8.0, 8.0, 8.0], {"train": 6.0, "collect": 2.0}, 1),
+    Baseline([4.6, 4.8, 5.0], [8.8, 8.8, 8.8], {"train": 6.6, "collect": 2.2}, 1),
 ]
 
 
 def test_figures_are_those_worked_out_by_hand() -> None:
     figures = run_figures(measured(), FLOORS)
     assert figures["round_s"] == 5.0
-    assert figures["floor_s"] == pytest.approx(4.5)  # of medians 4.2 and 4.8
-    assert figures["round_to_floor"] == pytest.approx(5 / 4.5)
+    assert figures["baseline_s"] == pytest.approx(4.5)  # of medians 4.2 and 4.8
+    assert figures["round_to_baseline"] == pytest.approx(5 / 4.5)
     assert figures["efficiency"] == pytest.approx(27 / 30)  # 27 s of work in 15 s x 2 workers
     assert figures["client_compute_s"] == 9.0
     # 10 worker seconds a round, of which the bare loop is busy for 8.4: 1.6 s over 100 clients.
     assert figures["overhead_ms"] == pytest.approx(16)
     assert figures["overhead_trained_ms"] == pytest.approx(160)
-    assert figures["floor_without_collection_s"] == pytest.approx(4.5 * (1 - 2.1 / 8.4))
+    assert figures["baseline_without_collection_s"] == pytest.approx(4.5 * (1 - 2.1 / 8.4))
     assert (figures["server_mb"], figures["worker_anonymous_mb"]) == (500, 100)
     assert figures["disk_mb"] == 3
 

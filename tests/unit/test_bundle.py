@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from flwr.cli.build import build_fab_from_disk
 
-from deploy.fleet import Device, Fleet, Restarts, Server, Tls
-from deploy.identities import make_identities
+from deploy.fleet.description import Device, Fleet, Restarts, Server, Tls
+from deploy.fleet.identities import make_identities
 
 ROOT = Path(__file__).parents[2]
 SENT = ("client_app", "data", "models", "server_app", "strategies")

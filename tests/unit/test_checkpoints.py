@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from server_app.checkpoints import Checkpoints
+from server_app.records.checkpoints import Checkpoints
 from strategies.base.state import StateError
 
 

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 import yaml
 
-from server_app.compare import command as compare
-from server_app.compare.cells import Spread
-from server_app.compare.differences import Difference, differences, statement, tables
-from server_app.compare.output import markdown, table_cells, write_outputs
-from server_app.compare.plan import Plan, PlannedRun, make_plan, read_plan
-from server_app.compare.results import collect, read_result
-from server_app.compare.state import COMPLETE, NEW, PARTIAL, check_states, run_state, start_config
-from server_app.flower.text import toml_lines
-from server_app.recorder import HEADERS
+from deploy.compare import command as compare
+from deploy.compare.cells import Spread
+from deploy.compare.differences import Difference, differences, statement, tables
+from deploy.compare.output import markdown, table_cells, write_outputs
+from deploy.compare.plan import Plan, PlannedRun, make_plan, read_plan
+from deploy.compare.progress import COMPLETE, NEW, PARTIAL, check_states, run_state, start_config
+from deploy.compare.results import collect, read_result
+from deploy.flower.text import toml_lines
+from server_app.records.recorder import HEADERS
 from strategies.base.method import method_names
 from strategies.base.options import ConfigError
 
@@ -127,30 +127,30 @@ def test_runs_are_named_after_variant_label_and_seed(tmp_path: Path) -> None:
         ({"sedes": [1]}, "'sedes': unknown key; did you mean seeds?"),
         ({"methods": ["fedra"]}, "'fedra': unknown method; did you mean fedre?"),
         ({"settings": {"num-round": 1}}, "key in settings; did you mean num-rounds"),
-        ({"settings": {"num-rounds": "3"}}, "num-rounds = '3': accepted is an integer"),
+        ({"settings": {"num-rounds": "3"}}, "num-rounds = '3': expected an integer"),
         ({"settings": {"seed": 1}}, "seed is set by the comparison itself"),
         ({"settings": {"models": "cnn99"}}, "cnn99"),
         ({"methods": [{"name": "fedre", "lable": "x"}]}, "did you mean label?"),
         ({"methods": [{"name": "fedre", "label": "a b"}]}, "label of a method = 'a b'"),
         ({"methods": ["fedre", "fedre"]}, "two runs would be named try-fedre-seed0"),
-        ({"methods": "fedre"}, "methods = 'fedre': accepted is a list"),
+        ({"methods": "fedre"}, "methods = 'fedre': expected a list"),
         ({"methods": []}, "give at least one"),
-        ({"variants": [{"label": "x", "settings": {"alpha": -1}}]}, "alpha = -1: accepted is"),
+        ({"variants": [{"label": "x", "settings": {"alpha": -1}}]}, "alpha = -1: expected"),
         ({"variants": [{"settings": {}}]}, "label of a variant = None"),
-        ({"seeds": ["a"]}, "seed = 'a': accepted is an integer"),
+        ({"seeds": ["a"]}, "seed = 'a': expected an integer"),
         ({"seeds": ...}, "missing: seeds"),
-        ({"clients": 0}, "clients = 0: accepted is an integer of at least 1"),
+        ({"clients": 0}, "clients = 0: expected an integer of at least 1"),
         ({"clients": True}, "clients = True"),
         ({"target_accuracy": 80}, "target-accuracy = 80"),
         ({"reference": "fedra"}, "'fedra': unknown label in reference; did you mean fedre?"),
-        ({"reference": ["fedre"]}, "reference = ['fedre']: accepted is a text"),
-        ({"output_dir": "here"}, "output-dir = 'here': accepted is an absolute path"),
+        ({"reference": ["fedre"]}, "reference = ['fedre']: expected a text"),
+        ({"output_dir": "here"}, "output-dir = 'here': expected an absolute path"),
         ({"differences": [["fedre", "lokal"]]}, "unknown label in differences; did you mean local"),
         ({"differences": [["x", "fedre"]]}, "'x': unknown label in differences; known are local, "),
-        ({"differences": ["fedre"]}, "an item of differences = 'fedre': accepted is a list"),
-        ({"differences": "fedre"}, "differences = 'fedre': accepted is a list"),
-        ({"differences": [["fedre"]]}, "accepted are pairs of two different labels, not ['fedre']"),
-        ({"differences": [["fedre", "fedre"]]}, "accepted are pairs of two different labels"),
+        ({"differences": ["fedre"]}, "an item of differences = 'fedre': expected a list"),
+        ({"differences": "fedre"}, "differences = 'fedre': expected a list"),
+        ({"differences": [["fedre"]]}, "expected pairs of two different labels, not ['fedre']"),
+        ({"differences": [["fedre", "fedre"]]}, "expected pairs of two different labels"),
         (
             {
                 "methods": ["local", {"name": "fedre", "overrides": {"alpha": 9.0}}],

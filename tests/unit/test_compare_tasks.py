@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from server_app.compare.cells import Spread
-from server_app.compare.command import Comparison
-from server_app.compare.differences import differences, statement, tables
-from server_app.compare.output import columns_of, left_out, table_cells, write_outputs
-from server_app.compare.plan import Plan, PlannedRun, make_plan
-from server_app.compare.results import Row, collect
-from server_app.compare.state import COMPLETE, check_states
-from server_app.run_directory import write_atomically
-from server_app.summary import summarise
+from deploy.compare.cells import Spread
+from deploy.compare.command import Comparison
+from deploy.compare.differences import differences, statement, tables
+from deploy.compare.output import columns_of, left_out, table_cells, write_outputs
+from deploy.compare.plan import Plan, PlannedRun, make_plan
+from deploy.compare.progress import COMPLETE, check_states
+from deploy.compare.results import Row, collect
+from server_app.records.run_directory import write_atomically
+from server_app.records.summary import summarise
 from strategies.base.options import ConfigError
 from tests.unit.task_runs import (
     FEDMUSCLE,
@@ -29,7 +29,7 @@ from tests.unit.task_runs import (
     a_round,
     metrics_of,
     record,
-    write_cards,
+    write_clients,
 )
 
 #: The published users' tasks on data sets that this version can check without having them.
@@ -49,9 +49,9 @@ def plan_of(tmp_path: Path, **changes: Any) -> Plan:
 
 
 def write_run(run: PlannedRun, *rounds: Evaluation, tasks: tuple[str, ...] = PUBLISHED,
-              **cards: Any) -> None:  # fmt: skip
+              **infos: Any) -> None:  # fmt: skip
     """Write a complete run with these main scores after each round."""
-    write_cards(run.directory, tasks, **cards)
+    write_clients(run.directory, tasks, **infos)
     examples = {0: 30}
     results = [
         a_round(number, metrics_of(tasks), scores, examples=examples)

@@ -23,7 +23,7 @@ from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode as sup
 from packaging.requirements import Requirement
 
 from client_app.node import NODE_KEYS
-from deploy.fleet import Device, Files, Tls
+from deploy.fleet.description import Device, Files, Tls
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 VARIABLE = re.compile(r"\$\{(\w+)(?::([-?])([^}]*))?\}")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from server_app.console import (
-    cards_table,
+    clients_table,
     closing_lines,
     final_table,
     human,
@@ -16,8 +16,8 @@ from server_app.console import (
     round_scores,
     table,
 )
-from server_app.scores import TaskScore
-from tests.unit.test_roster import a_card
+from server_app.records.scores import TaskScore
+from tests.unit.test_roster import a_client_info
 
 
 def test_tables_align_numbers_right_and_texts_left() -> None:
@@ -44,7 +44,7 @@ def test_human(number: float, text: str) -> None:
 
 
 def test_clients_are_listed_by_id_up_to_a_limit() -> None:
-    text = cards_table({i: a_card(i) for i in reversed(range(25))})
+    text = clients_table({i: a_client_info(i) for i in reversed(range(25))})
     rows = text.splitlines()
     assert rows[0].split() == [
         "client", "model", "parameters", "width", "classes", "train", "val", "test", "device"
@@ -55,7 +55,7 @@ def test_clients_are_listed_by_id_up_to_a_limit() -> None:
 
 
 def test_the_final_table_says_who_was_not_evaluated() -> None:
-    text = final_table({0: a_card(0), 1: a_card(1)}, {0: 0.5}, {0: 3})
+    text = final_table({0: a_client_info(0), 1: a_client_info(1)}, {0: 0.5}, {0: 3})
     rows = [row.split() for row in text.splitlines()[1:]]
     assert rows == [
         ["0", "cnn5", "3", "2", "50.00", "%"],
@@ -133,13 +133,13 @@ def test_a_rounds_scores_of_several_tasks_stand_side_by_side() -> None:
 
 def mixed_cards() -> dict[int, Any]:
     return {
-        0: dataclasses.replace(a_card(0), task="multilabel@scenes", metric="map"),
-        1: dataclasses.replace(a_card(1), task="classification[0+1]"),
+        0: dataclasses.replace(a_client_info(0), task="multilabel@scenes", metric="map"),
+        1: dataclasses.replace(a_client_info(1), task="classification[0+1]"),
     }
 
 
 def test_tables_of_several_tasks_name_task_and_metric() -> None:
-    rows = [row.split() for row in cards_table(mixed_cards()).splitlines()]
+    rows = [row.split() for row in clients_table(mixed_cards()).splitlines()]
     assert rows[0][:3] == ["client", "task", "model"]
     assert [row[1] for row in rows[1:]] == ["multilabel@scenes", "classification[0+1]"]
     rows = [row.split() for row in final_table(mixed_cards(), {0: 0.5}, {0: 3}).splitlines()]

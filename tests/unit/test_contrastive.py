@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from strategies.base.contrastive import (
+from strategies.fedmuscle.contrastive import (
     gramian_loss,
     information_bound,
     muscle_loss,

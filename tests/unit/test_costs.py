@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from server_app.costs import command as costs
-from server_app.costs.command import measure_costs, read_cost
-from server_app.costs.table import Cost, compare_with_paper, render
+from deploy.costs import command as costs
+from deploy.costs.command import measure_costs, read_cost
+from deploy.costs.table import Cost, compare_with_paper, render
 from strategies.base.method import method_names
 
 SHAPES = {"fedre": (5_120, 513_000), "lg-fedavg": (513_000, 513_000), "local": (0, 0)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server_app.costs.muscle import PUBLISHED_GIB, measure, render
+from deploy.costs.muscle import PUBLISHED_GIB, measure, render
 
 
 def test_a_step_of_thirty_two_and_three() -> None:

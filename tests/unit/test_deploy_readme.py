@@ -12,13 +12,13 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from deploy import command as fleet_command
-from deploy import device as device_module
-from deploy import proxy as proxy_module
-from deploy.device import behind_proxy, server_unit, systemd_unit
-from deploy.fleet import Files, Fleet, Tls
-from deploy.fleet_file import read_fleet
-from deploy.proxy import BODY_MIB, FLEET_CALLS, fleet_proxy
+from deploy.fleet.description import Files, Fleet, Tls
+from deploy.fleet import command as fleet_command
+from deploy.fleet import device as device_module
+from deploy.fleet import proxy as proxy_module
+from deploy.fleet.device import behind_proxy, server_unit, systemd_unit
+from deploy.fleet.fleet_file import read_fleet
+from deploy.fleet.proxy import BODY_MIB, FLEET_CALLS, fleet_proxy
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 README = (DEPLOY / "README.md").read_text(encoding="utf-8")
@@ -86,10 +86,13 @@ def test_modules_print_and_write_what_is_said(
         places = {FLEET_FILE: str(fleet_file)}
         if "--write" in arguments:
             places[arguments[arguments.index("--write") + 1]] = str(tmp_path)
-        module_main = {"deploy.proxy": proxy_module.main, "deploy.device": device_module.main}
+        module_main = {
+            "deploy.fleet.proxy": proxy_module.main,
+            "deploy.fleet.device": device_module.main,
+        }
         assert module_main[module]([places.get(word, word) for word in arguments]) == 0
         ran.append(module)
-    assert ran == ["deploy.proxy", "deploy.device", "deploy.device"]
+    assert ran == ["deploy.fleet.proxy", "deploy.fleet.device", "deploy.fleet.device"]
     assert "location = /health" in capsys.readouterr().out
     written = {path.stem for path in tmp_path.glob("*.service")}
     for arguments in commands("systemctl"):

@@ -21,7 +21,8 @@ from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink as sup
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode as supernode_parser
 
 from client_app.node import NODE_KEYS
-from deploy.device import (
+from deploy.fleet.description import HEARTBEAT_LIMIT, Device, Fleet, Restarts, Server, Tls
+from deploy.fleet.device import (
     NODE_RESTART_SECONDS,
     device_command,
     device_environment,
@@ -32,7 +33,6 @@ from deploy.device import (
     superlink_command,
     systemd_unit,
 )
-from deploy.fleet import HEARTBEAT_LIMIT, Device, Fleet, Restarts, Server, Tls
 from strategies.base.options import ConfigError
 
 AWKWARD = "/data/a b'c$HOME 100%;`x` é"

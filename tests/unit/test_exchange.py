@@ -1,150 +1,354 @@
-"""Messages: what they carry, what they cost, and metrics as records."""
+"""One round over a Grid whose replies can be changed, delayed, lost or turned round."""
 
 from __future__ import annotations
 
-import gc
-import weakref
+import dataclasses
+import random
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ConfigRecord, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from strategies.base.exchange import (
-    CONTROL,
+from server_app.records.round_result import RoundResult
+from server_app.rounds.exchange import Exchange, RunError
+from server_app.rounds.in_process import InProcessGrid
+from server_app.rounds.roster import Roster
+from server_app.rounds.transport import Transport
+from strategies.base.messages import (
+    INFO,
+    METRICS,
+    ClientUpdate,
     MessageFactory,
     MetricRow,
     count_bytes,
     metrics_record,
 )
 from strategies.base.method import get_method
-from strategies.base.payload import ARRAYS, MANIFEST, PayloadError, unpack
-from strategies.base.replies import read_metrics
+from strategies.base.payload import ARRAYS, PayloadError, pack
 from strategies.base.run_config import parse_run_config
-from tests.unit.test_roster import a_card
+from tests.support import run_federation
+from tests.unit.test_roster import a_client_info
 
-DIMS = {"d": 2, "C": 10}
-
-
-@pytest.fixture(autouse=True)
-def identity() -> None:
-    TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+CLIENTS = 4
 
 
-def a_head(value: float = 1.0) -> object:
-    return get_method("fedre").downlink(
-        np.full((10, 2), value, np.float32), np.zeros(10, np.float32)
-    )
-
-
-def test_a_message_carries_control_and_payload_and_nothing_else() -> None:
-    factory = MessageFactory(
-        "my-run", {3: 77}, ttl=90.0, control={"evaluate": True, "phase": "pre"}
-    )
-    message = factory.build("train", 3, 5, a_head())
-    assert set(message.content) == {ARRAYS, MANIFEST, CONTROL}
-    assert dict(message.content[CONTROL]) == {
-        "run-name": "my-run", "round": 5, "test": True, "evaluate": True, "phase": "pre"
-    }  # fmt: skip
-    metadata = message.metadata
-    assert (metadata.dst_node_id, metadata.message_type, metadata.group_id) == (77, "train", "5")
-    assert metadata.ttl == 90.0
-    assert factory.last_scalars == 30
-    untested = factory.build("train", 3, 5, a_head(), test=False)
-    assert untested.content[CONTROL]["test"] is False
-    received: Any = unpack(get_method("fedre").downlink, message.content, DIMS)
-    assert received.head_weight.tolist() == [[1, 1]] * 10
-
-
-def test_a_common_downlink_is_packed_once_and_another_is_not() -> None:
-    factory = MessageFactory("r", {0: 10, 1: 11}, ttl=1)
-    head = a_head()
-    first, second = factory.build("train", 0, 1, head), factory.build("train", 1, 1, head)
-    assert first.content[ARRAYS] is second.content[ARRAYS]
-    third = factory.build("train", 0, 2, a_head(2.0))
-    assert unpack(get_method("fedre").downlink, third.content, DIMS).head_weight[0, 0] == 2
-
-
-def test_a_payload_alone_keeps_what_was_received() -> None:
-    """Without Python's cyclic collector: a message is freed when it is let go of."""
-    factory = MessageFactory("r", {0: 10}, ttl=1)
-    content = factory.build("train", 0, 1, a_head(3.0)).content
-    factory.forget()
-    downlink = get_method("fedre").downlink
-    gc.disable()
-    try:
-        watched = weakref.ref(content[ARRAYS])
-        payload: Any = unpack(downlink, content, DIMS)
-        assert unpack(downlink, content, DIMS).head_weight[0, 0] == 3  # it is left whole
-        del content[ARRAYS]
-        assert watched() is None
-        with pytest.raises(PayloadError, match="head_weight: no array of dtype float32"):
-            unpack(downlink, content, DIMS)
-        received = weakref.ref(payload.head_weight)
-        del payload
-        assert received() is None
-    finally:
-        gc.enable()
-
-
-def test_the_roll_call_names_the_run_only() -> None:
-    message = MessageFactory("r", {}, ttl=5).query(42)
-    assert message.metadata.message_type == "query"
-    assert message.metadata.dst_node_id == 42
-    assert dict(message.content[CONTROL]) == {"run-name": "r", "round": 0}
-
-
-def test_bytes_are_those_of_all_records_but_control() -> None:
-    content = RecordDict(
+def a_reply(client: int, server_round: int, kind: str = "train") -> RecordDict:
+    content = RecordDict()
+    if kind == "train":
+        rep = np.full(512, client + 1, np.float32)
+        label = np.zeros(10, np.float32)
+        label[client] = 1
+        content = pack(get_method("fedre").uplink(rep, label))
+    content[METRICS] = metrics_record([MetricRow("pre", "accuracy", 0.1 * client, 2)])
+    content[INFO] = ConfigRecord(
         {
-            ARRAYS: ArrayRecord([np.zeros(100, np.float32)]),
-            CONTROL: ConfigRecord({"run-name": "x" * 500}),
-            "metrics": MetricRecord({"a": 1.0}),
+            "client-id": client, "round": server_round, "worker": "w", "rounds-trained": 0,
+            "num-examples": 5 if kind == "train" else 0, "compute-s": 0.25,
         }
-    )
-    assert count_bytes(content) == content[ARRAYS].count_bytes() + content["metrics"].count_bytes()
-    content[CONTROL] = ConfigRecord({"run-name": "y"})
-    assert 400 < count_bytes(content) < 700
+    )  # fmt: skip
+    return content
 
 
-def test_metrics_come_back() -> None:
-    rows = [MetricRow("train", "loss", 1.25, 40), MetricRow("final", "validation_accuracy", 0.0, 0)]
-    assert read_metrics(metrics_record(rows)) == rows
-    assert read_metrics(metrics_record([])) == []
-    slashes = [MetricRow("pre", "a/b", 1.0, 1)]
-    assert read_metrics(metrics_record(slashes)) == slashes
+class StubGrid:
+    """Answers with `a_reply`; `change` may alter a reply's content or return None to be silent."""
+
+    def __init__(
+        self, change: Callable[[int, RecordDict], RecordDict | Exception | None], *, seed: int = 0
+    ) -> None:
+        self.change = change
+        self.draw = random.Random(seed)
+        self.waiting: dict[str, Any] = {}
+        self.sent: list[Message] = []
+
+    def get_node_ids(self) -> list[int]:
+        return [100 + client for client in range(CLIENTS)]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        ids = []
+        for message in messages:
+            ids.append(f"m{len(self.sent)}")
+            self.sent.append(message)
+            client = message.metadata.dst_node_id - 100
+            kind = message.metadata.message_type
+            number = int(message.metadata.group_id)
+            answer = self.change(client, a_reply(client, number, kind))
+            if answer is not None:
+                self.waiting[ids[-1]] = FakeReply(ids[-1], answer)
+        return ids
+
+    def pull_messages(self, ids: Iterable[str]) -> list[Any]:
+        """Hand out one reply at a time, in a random order."""
+        there = [i for i in ids if i in self.waiting]
+        return [self.waiting.pop(self.draw.choice(there))] if there else []
 
 
-def test_metrics_of_two_kinds_under_one_name_are_refused() -> None:
-    with pytest.raises(PayloadError, match="pre/accuracy"):
-        read_metrics({"pre/accuracy": 0.5})
+class FakeReply:
+    def __init__(self, to: str, answer: RecordDict | Exception) -> None:
+        self.metadata = type("M", (), {"reply_to_message_id": to, "src_node_id": 1})()
+        self._error = answer if isinstance(answer, Exception) else None
+        self.error = type("E", (), {"code": 2, "reason": str(answer)})()
+        self.content = answer
+
+    def has_error(self) -> bool:
+        return self._error is not None
 
 
-def test_messages_are_made_as_they_are_sent() -> None:
-    """A large round is never held whole: one message exists at a time."""
-    run = parse_run_config({"method": "local"})
+def as_it_is(client: int, content: RecordDict) -> RecordDict:
+    return content
+
+
+def a_round(
+    change: Callable[[int, RecordDict], RecordDict | Exception | None] = as_it_is,
+    *,
+    participants: tuple[int, ...] = (0, 1, 2),
+    others: tuple[int, ...] = (3,),
+    seed: int = 0,
+    **config: Any,
+) -> tuple[RoundResult, list[ClientUpdate]]:
+    TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+    keys = {key.replace("_", "-"): value for key, value in config.items()}
+    run = parse_run_config({"method": "fedre", "round-timeout": 0.3, **keys})
     strategy = run.chosen_method.server(run)
-    strategy.admit(a_card(i) for i in range(3))
-    strategy.messages = MessageFactory("r", {i: 100 + i for i in range(3)}, ttl=1)
-    stream = strategy.configure_train(
-        1,
-        ArrayRecord(),
-        ConfigRecord({"participants": [0, 2]}),
-        None,  # type: ignore[arg-type]
+    strategy.admit(a_client_info(client) for client in range(CLIENTS))
+    strategy.messages = MessageFactory("run", {c: 100 + c for c in range(CLIENTS)}, ttl=10)
+    strategy.state = strategy.initial_state()
+    transport = Transport(StubGrid(change, seed=seed))  # type: ignore[arg-type]
+    seen: list[ClientUpdate] = []
+    inner = strategy.aggregate
+
+    def aggregate(server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+        seen.extend(updates)
+        return inner(server_round, iter(seen))
+
+    strategy.aggregate = aggregate  # type: ignore[method-assign]
+    exchange = Exchange(
+        strategy,
+        transport,
+        Roster(strategy, transport, strategy.messages),
+        2,
+        list(participants),
+        list(others),
     )
-    assert next(stream).metadata.dst_node_id == 100
-    assert next(stream).metadata.dst_node_id == 102
-    assert next(stream, None) is None
+    return exchange.run(), seen
 
 
-def test_messages_need_a_round_loop() -> None:
-    run = parse_run_config({"method": "local"})
-    stream = run.chosen_method.server(run).configure_train(
-        1,
-        ArrayRecord(),
-        ConfigRecord({"participants": [0]}),
-        None,  # type: ignore[arg-type]
+@pytest.mark.parametrize("seed", range(8))
+def test_updates_come_in_client_order_whoever_answers_first(seed: int) -> None:
+    result, seen = a_round(participants=(3, 0, 2, 1), others=(), seed=seed)
+    assert [u.client_id for u in seen] == [0, 1, 2, 3]
+    assert [float(u.uplink.entangled_rep[0]) for u in seen] == [1, 2, 3, 4]
+    first, _ = a_round(participants=(0, 1, 2, 3), others=())
+    assert result.server_metrics == first.server_metrics
+    assert sorted(client for client, _ in result.rows) == [0, 1, 2, 3]
+    assert result.failures == []
+
+
+def test_a_round_counts_its_traffic_and_time() -> None:
+    result, _ = a_round()
+    down = [t for t in result.traffic if t.direction == "downlink"]
+    up = sorted((t for t in result.traffic if t.direction == "uplink"), key=lambda t: t.client_id)
+    assert [(t.client_id, t.purpose) for t in down] == [
+        (0, "train"), (1, "train"), (2, "train"), (3, "evaluate")
+    ]  # fmt: skip
+    assert {t.scalars for t in down} == {10 * 512 + 10}
+    assert [t.scalars for t in up] == [512, 512, 512, 0]
+    assert up[0].num_bytes == count_bytes(a_reply(0, 2))
+    # U45: within 2 % of the arrays themselves, plus small metadata
+    assert 0 <= down[0].num_bytes - 4 * 5130 < 0.02 * 4 * 5130
+    assert result.compute_s == 1.0
+    assert result.workers == {"w"}
+    assert result.seconds > 0
+
+
+def test_nobody_to_train_is_an_evaluation_only() -> None:
+    result, seen = a_round(participants=(), others=(0, 1, 2, 3))
+    assert seen == []
+    assert len(result.rows) == 4
+    assert result.server_metrics == {}
+
+
+def damaged(content: RecordDict, case: str) -> RecordDict:
+    if case == "nan":
+        rep = np.full(512, np.nan, np.float32)
+        content.update(pack(get_method("fedre").uplink(rep, np.ones(10, np.float32))))
+    elif case == "bytes":
+        array = content[ARRAYS]["float32"]
+        content[ARRAYS]["float32"] = Array("float32", (1,), "numpy.ndarray", array.data[:200])
+    elif case == "examples":
+        content[INFO]["num-examples"] = 10**12
+    elif case == "test examples":
+        content[METRICS]["pre/accuracy"] = [1.0, 1e12]
+    elif case == "round":
+        content[INFO]["round"] = 1
+    elif case == "client":
+        content[INFO]["client-id"] = 2
+    return content
+
+
+@pytest.mark.parametrize(
+    ("case", "key"),
+    [
+        ("nan", "entangled_rep: 512 of 512 values are NaN"),
+        ("bytes", "float32: header says"),
+        (
+            "examples",
+            "num-examples: rests on 1000000000000 examples, at the registration",
+        ),
+        ("test examples", "pre/accuracy: rests on"),
+        ("round", "round: the reply says 1, expected 2"),
+        ("client", "client-id: the reply says 2, expected 1"),
+    ],
+)
+def test_a_bad_payload_is_named_and_left_out(
+    case: str, key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """U06: the round completes with the rest."""
+    result, seen = a_round(lambda c, content: damaged(content, case) if c == 1 else content)
+    assert [u.client_id for u in seen] == [0, 2]
+    (failure,) = result.failures
+    assert (failure.client_id, failure.kind) == (1, "train")
+    assert failure.reason.startswith(f"refused payload: {key}")
+    assert {client for client, _ in result.rows} == {0, 2, 3}
+    assert f"round 2: client 1 (train): refused payload: {key}" in capsys.readouterr().out
+
+
+def test_all_bad_ends_the_run() -> None:
+    with pytest.raises(RunError) as caught:
+        a_round(lambda c, content: damaged(content, "nan"))
+    text = str(caught.value)
+    assert text.startswith("round 2: none of 3 participants answered validly (client ")
+    for client in (0, 1, 2):
+        assert f"client {client}: refused payload: entangled_rep" in text
+
+
+def test_all_clients_raising_ends_the_run() -> None:
+    with pytest.raises(RunError, match="none of 3 participants answered validly"):
+        a_round(lambda c, content: ValueError("boom"))
+
+
+def test_an_error_is_named_and_skipped_or_stops() -> None:
+    """U50."""
+
+    def change(client: int, content: RecordDict) -> RecordDict | Exception:
+        return ValueError("ValueError: boom") if client == 0 else content
+
+    result, seen = a_round(change)
+    assert [u.client_id for u in seen] == [1, 2]
+    assert [(f.client_id, f.reason) for f in result.failures] == [(0, "ValueError: boom")]
+    with pytest.raises(
+        RunError, match=r"round 2: client 0: ValueError: boom \(on-client-error = stop"
+    ):
+        a_round(change, on_client_error="stop")
+
+
+def test_a_bad_payload_stops_the_run_that_says_so() -> None:
+    with pytest.raises(RunError, match=r"client 1: refused payload: entangled_rep"):
+        a_round(
+            lambda c, content: damaged(content, "nan") if c == 1 else content,
+            on_client_error="stop",
+        )
+
+
+def test_who_does_not_answer_in_time_is_named() -> None:
+    result, seen = a_round(lambda c, content: None if c in (1, 3) else content)
+    assert [u.client_id for u in seen] == [0, 2]
+    assert [(f.client_id, f.kind) for f in result.failures] == [(1, "train"), (3, "evaluate")]
+    assert {f.reason for f in result.failures} == {"no answer within 0.3 s (round-timeout)"}
+    assert 0.25 < result.seconds < 3
+
+
+def test_silence_of_all_ends_the_run() -> None:
+    with pytest.raises(RunError, match=r"none of 3 .*no answer within 0\.3 s"):
+        a_round(lambda c, content: None)
+
+
+def test_a_client_without_examples_is_skipped_even_where_errors_stop() -> None:
+    """U30."""
+
+    def change(client: int, content: RecordDict) -> RecordDict:
+        if client == 1:
+            del content[ARRAYS], content["manifest"]
+            content[INFO]["num-examples"] = 0
+        return content
+
+    result, seen = a_round(change, on_client_error="stop")
+    assert [u.client_id for u in seen] == [0, 2]
+    assert [(f.client_id, f.kind, f.reason) for f in result.failures] == [
+        (1, "skipped", "no training examples")
+    ]
+    assert {client for client, _ in result.rows} == {0, 1, 2, 3}
+
+
+def test_an_evaluating_client_that_fails_does_not_cost_the_round() -> None:
+    result, seen = a_round(lambda c, content: OSError("OSError: disk") if c == 3 else content)
+    assert len(seen) == 3
+    assert [(f.client_id, f.kind) for f in result.failures] == [(3, "evaluate")]
+
+
+def test_a_method_that_reads_only_the_first_still_gets_all_replies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = get_method("fedre").server
+    inner = server.aggregate
+    monkeypatch.setattr(server, "aggregate", lambda self, r, u: inner(self, r, [next(iter(u))]))
+    result, _ = a_round()
+    assert {client for client, _ in result.rows} == {0, 1, 2, 3}
+
+
+def test_flowers_own_entry_aggregates_alike() -> None:
+    """`aggregate_train`, as a stock Flower loop would call it, in any order of replies."""
+    run = parse_run_config({"method": "fedre"})
+    states = []
+    for order in ((0, 1, 2), (2, 0, 1)):
+        strategy = run.chosen_method.server(run)
+        strategy.admit(a_client_info(client) for client in range(3))
+        strategy.state = strategy.initial_state()
+        replies = [
+            dataclasses.make_dataclass(
+                "R", ["content"], namespace={"has_content": lambda self: True}
+            )(a_reply(client, 1))
+            for client in order
+        ]
+        arrays, metrics = strategy.aggregate_train(1, replies)
+        assert arrays is None
+        assert metrics is not None
+        states.append(strategy.state.head_weight.clone())
+    assert bool((states[0] == states[1]).all())
+    with pytest.raises(PayloadError):
+        strategy.read(0, 2, a_reply(0, 1))
+
+
+class BreakingGrid(InProcessGrid):
+    """Client 1's representation is NaN in round 2."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        messages = list(super().pull_messages(message_ids))
+        for message in messages:
+            content = message.content
+            info = content.get(INFO)
+            if info and info["client-id"] == 1 and info["round"] == 2 and ARRAYS in content:
+                damaged(content, "nan")
+        return messages
+
+
+def test_a_run_goes_on_without_a_bad_payload(tmp_path: Path) -> None:
+    """U06, through the whole loop: refused, recorded, counted."""
+    run = run_federation(
+        tmp_path,
+        3,
+        grid_class=BreakingGrid,
+        models="cnn5",
+        subset=0.1,
+        num_rounds=3,
+        evaluate_every=3,
     )
-    with pytest.raises(RuntimeError, match=r"need a round loop; call start\(\)"):
-        next(iter(stream))
+    assert run.config["status"] == "completed"
+    (row,) = run.rows("failures")
+    assert (row["round"], row["client"], row["kind"]) == ("2", "1", "train")
+    assert row["reason"].startswith("refused payload: entangled_rep")
+    assert run.summary["clients_failed"] == 1
+    assert len(run.metrics(round=3, phase="train", metric="loss")) == 3

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from flwr.app import Message
 
-from server_app.inprocess import FIRST_NODE, InProcessGrid
-from server_app.round_result import RoundResult, Traffic, merge_rows
-from strategies.base.exchange import MetricRow
+from server_app.records.round_result import RoundResult, Traffic, merge_rows
+from server_app.rounds.in_process import FIRST_NODE, InProcessGrid
+from strategies.base.messages import MetricRow
 from tests.support import run_federation
 
 FAST: dict[str, Any] = {
@@ -63,7 +63,9 @@ def test_a_late_client_is_not_waited_for_again_in_the_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its answer to the first of two exchanges is swallowed: one deadline is lost, not two."""
-    monkeypatch.setattr("server_app.round.window_of", lambda grid: None)  # all are sent at once
+    monkeypatch.setattr(
+        "server_app.rounds.exchange.window_of", lambda grid: None
+    )  # all are sent at once
 
     class Silent(InProcessGrid):
         def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from strategies.base.exchange import Card, ClientUpdate
+from strategies.base.messages import ClientInfo, ClientUpdate
 from strategies.base.run_config import parse_run_config
 from strategies.fd import Server, Uplink, distillation_loss
 from tests.support import Outcome, run_federation
@@ -41,7 +41,7 @@ def update(client_id: int, sent: dict[int, list[float]]) -> ClientUpdate:
 
 
 def received(server: Server, client_id: int) -> dict[int, list[float]]:
-    down = server.make_downlink(cast(Card, SimpleNamespace(client_id=client_id)), 1)
+    down = server.make_downlink(cast(ClientInfo, SimpleNamespace(client_id=client_id)), 1)
     return dict(zip(down.class_ids.tolist(), down.logits.tolist(), strict=True))
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from strategies.base.exchange import Card, ClientUpdate
-from strategies.base.head import HeadState
+from strategies.base.messages import ClientInfo, ClientUpdate
 from strategies.base.payload import PayloadError, count_scalars, pack, unpack
 from strategies.base.run_config import parse_run_config
+from strategies.common.head import HeadState
 from strategies.fedallrep import Server, Uplink, join_uplinks
 from tests.support import run_federation
 
@@ -24,7 +24,9 @@ def uplink(representations: list[list[float]], labels: list[int]) -> Uplink:
 def make_server(classes: int, **options: Any) -> Server:
     keys = {f"fedallrep.{key.replace('_', '-')}": value for key, value in options.items()}
     server = Server(parse_run_config({"method": "fedallrep", "feature-dim": 2, **keys}))
-    server.admit([Card(0, "cnn1", 1, 2, 2, classes, 1, 8, "h", [0], [1], 1, 0, 0, "cpu", "h")])
+    server.admit(
+        [ClientInfo(0, "cnn1", 1, 2, 2, classes, 1, 8, "h", [0], [1], 1, 0, 0, "cpu", "h")]
+    )
     server.state = HeadState(torch.zeros(classes, 2), torch.zeros(classes))
     return server
 

@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from client_app.training import device_batches
 from strategies.base.client import ClientContext
-from strategies.base.exchange import ClientUpdate
+from strategies.base.messages import ClientUpdate
 from strategies.base.payload import count_scalars
 from strategies.base.run_config import parse_run_config
-from strategies.base.weights import state_arrays
+from strategies.common.training import device_batches
+from strategies.common.weights import state_arrays
 from strategies.fedapen import (
     METHOD,
     Client,
@@ -31,7 +31,7 @@ from strategies.fedapen import (
 )
 from strategies.fml import Downlink, Server, Uplink
 from tests.support import run_federation
-from tests.unit.test_roster import a_card
+from tests.unit.test_roster import a_client_info
 from tests.unit.test_training import a_context
 
 PRIVATE = [[0.0, 0.0, math.log(2)], [math.log(3), 0.0, 0.0]]
@@ -232,7 +232,7 @@ def test_the_authors_values() -> None:
 
 def test_server_takes_the_uniform_mean() -> None:
     server = Server(parse_run_config({"method": "fedapen", "fedapen.small-model": "cnn5"}))
-    server.cards = {0: a_card(0)}
+    server.clients = {0: a_client_info(0)}
     server.state = server.initial_state()
     first = state_arrays(server.state.theta)
     second = {name: item + 2 for name, item in first.items()}
@@ -244,7 +244,7 @@ def test_server_takes_the_uniform_mean() -> None:
 
 def test_published_traffic() -> None:
     server = Server(parse_run_config({"method": "fedapen"}))
-    server.cards = {0: a_card(0, num_classes=100, channels=3)}
+    server.clients = {0: a_client_info(0, num_classes=100, channels=3)}
     server.state = server.initial_state()
     assert count_scalars(server.common_downlink(1)) == (924_708, 924_708)
 

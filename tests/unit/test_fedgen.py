@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models import count_parameters
-from strategies.base.exchange import Card, ClientUpdate
+from strategies.base.messages import ClientInfo, ClientUpdate
 from strategies.base.payload import count_scalars, pack, unpack
 from strategies.base.run_config import parse_run_config
 from strategies.fedgen import (
@@ -45,7 +45,7 @@ def make_server(classes: int = C, width: int = D, **options: Any) -> Server:
     keys = {f"fedgen.{key.replace('_', '-')}": value for key, value in options.items()}
     server = Server(parse_run_config({"method": "fedgen", "feature-dim": width, **keys}))
     server.admit(
-        [Card(0, "cnn1", 1, width, width, classes, 1, 8, "h", [0], [1], 1, 0, 0, "cpu", "h")]
+        [ClientInfo(0, "cnn1", 1, width, width, classes, 1, 8, "h", [0], [1], 1, 0, 0, "cpu", "h")]
     )
     server.state = server.initial_state()
     return server

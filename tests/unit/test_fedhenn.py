@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from strategies.base.exchange import ClientUpdate
+from strategies.base.messages import ClientUpdate
 from strategies.base.payload import PayloadError
 from strategies.base.run_config import parse_run_config
 from strategies.fedhenn import Server, Uplink, alignment_items, cka, square, triangle
 from tests.support import run_federation
-from tests.unit.test_roster import a_card
+from tests.unit.test_roster import a_client_info
 
 
 def a_server(**keys: object) -> Server:
     run = parse_run_config({"method": "fedhenn", "public-size": 6, "fedhenn.items": 3, **keys})
     server = Server(run)
-    server.admit([a_card(0), a_card(1)])
+    server.admit([a_client_info(0), a_client_info(1)])
     return server
 
 
@@ -69,7 +69,7 @@ def test_the_server_averages_what_came() -> None:
 def test_kernels_of_another_size_are_refused() -> None:
     server = a_server()
     server.check_uplink(update(0, [0] * 6))
-    with pytest.raises(PayloadError, match=r"kernel: 5 entries, accepted are 6 .* over 3 items"):
+    with pytest.raises(PayloadError, match=r"kernel: 5 entries, expected 6 .* over 3 items"):
         server.check_uplink(update(0, [0] * 5))
 
 

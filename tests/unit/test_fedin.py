@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from scipy.optimize import minimize
 from torch import Tensor, nn
 
-from client_app.training import device_batches
 from strategies.base.client import ClientContext
-from strategies.base.features import own_statistics
-from strategies.base.layerwise import WeightsPayload, split_state
 from strategies.base.method import get_method
-from strategies.base.weights import state_arrays
-from strategies.fedin import Client, ClientState, Downlink, Uplink, alleviate
+from strategies.common.layerwise import WeightsPayload, split_state
+from strategies.common.training import device_batches
+from strategies.common.weights import state_arrays
+from strategies.fedin.features import own_statistics
+from strategies.fedin.fedin import Client, ClientState, Downlink, Uplink, alleviate
 from tests.unit.test_training import a_context
 
 MAPS, WIDTH = (16, 4, 4), 8  # resnet10-w4 on 16x16 images, feature-dim = 8

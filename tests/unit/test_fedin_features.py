@@ -10,17 +10,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from client_app.training import device_batches
 from data import normalise
 from models import InputShape, SplitModel, build_model, count_parameters
 from strategies.base.client import ClientContext
-from strategies.base.features import FeatureShape, Noise, feature_shape
-from strategies.base.layerwise import split_state
 from strategies.base.options import ConfigError
 from strategies.base.payload import PayloadError, count_scalars, pack, unpack
 from strategies.base.run_config import parse_run_config
-from strategies.base.weights import state_arrays
-from strategies.fedin import Client, Downlink, LocalTraining, Uplink
+from strategies.common.layerwise import split_state
+from strategies.common.training import device_batches
+from strategies.common.weights import state_arrays
+from strategies.fedin.features import FeatureShape, Noise, feature_shape
+from strategies.fedin.fedin import Client, Downlink, LocalTraining, Uplink
 from tests.unit.test_fedin import MAPS, WIDTH, a_downlink, context_of, copy_of, model_of, trained
 
 # Capture and payload ------------------------------------------------------------------------------
@@ -208,5 +208,5 @@ def test_features_of_another_shape_are_refused_without_projection() -> None:
 
 def test_a_common_space_needs_projections() -> None:
     keys = {"method": "fedin", "fedin.projection": "none", "fedin.common-channels": 8}
-    with pytest.raises(ConfigError, match=r"fedin.projection = 'none': accepted is fixed or"):
+    with pytest.raises(ConfigError, match=r"fedin.projection = 'none': expected fixed or"):
         parse_run_config(keys)

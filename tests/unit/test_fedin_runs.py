@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from flwr.app import Message
 
-from server_app.inprocess import InProcessGrid
+from server_app.rounds.in_process import InProcessGrid
 from strategies.base.payload import ARRAYS
 from tests.support import Outcome, run_federation
 

@@ -13,7 +13,7 @@ import torch
 
 from strategies.base.payload import PayloadError
 from strategies.base.state import load_state, save_state
-from strategies.fedin import Uplink
+from strategies.fedin.fedin import Uplink
 from tests.unit.test_fedin import MAPS, WIDTH
 from tests.unit.test_layerwise import a_server, states_of, update
 
@@ -45,27 +45,27 @@ def marks_of(downlink: Any) -> list[float]:
 
 def test_first_downlink_has_no_pairs_and_later_ones_come_from_others() -> None:
     server = server_of(feature_batch_size=4)
-    first = server.make_downlink(server.cards[0], 1)
+    first = server.make_downlink(server.clients[0], 1)
     assert first.s_in.shape == (0, *MAPS)
     assert first.s_out.shape == (0, WIDTH)
     server.aggregate(1, iter([uplink_of(0, 3), uplink_of(1, 4), uplink_of(2, 4, 0, FAMILY[2])]))
     assert server.state.sender.tolist() == [0] * 3 + [1] * 4 + [2] * 4
     draws = {}
     for client in FAMILY:
-        marks = marks_of(server.make_downlink(server.cards[client], 2))
+        marks = marks_of(server.make_downlink(server.clients[client], 2))
         assert len(marks) == len(set(marks)) == 4
         assert client not in {int(mark // 100) for mark in marks}
         draws[client] = marks
-        assert marks == marks_of(server.make_downlink(server.cards[client], 2))
+        assert marks == marks_of(server.make_downlink(server.clients[client], 2))
     assert draws[0] != draws[1]
-    assert draws[0] != marks_of(server.make_downlink(server.cards[0], 3))
+    assert draws[0] != marks_of(server.make_downlink(server.clients[0], 3))
 
 
 def test_own_pairs_are_better_than_none() -> None:
     server = server_of(feature_batch_size=4)
     server.aggregate(1, iter([uplink_of(1, 3)]))
-    assert sorted(marks_of(server.make_downlink(server.cards[1], 2))) == [100, 101, 102]
-    assert sorted(marks_of(server.make_downlink(server.cards[0], 2))) == [100, 101, 102]
+    assert sorted(marks_of(server.make_downlink(server.clients[1], 2))) == [100, 101, 102]
+    assert sorted(marks_of(server.make_downlink(server.clients[0], 2))) == [100, 101, 102]
 
 
 def test_draws_are_uniform_over_others() -> None:
@@ -82,7 +82,7 @@ def test_draws_are_uniform_over_others() -> None:
 def test_a_shared_draw_is_one_for_all() -> None:
     server = server_of(draw="shared", feature_batch_size=4)
     server.aggregate(1, iter([uplink_of(0, 4), uplink_of(1, 4)]))
-    draws = [marks_of(server.make_downlink(card, 2)) for card in server.cards.values()]
+    draws = [marks_of(server.make_downlink(info, 2)) for info in server.clients.values()]
     assert draws[0] == draws[1] == draws[2]
     assert len(set(draws[0])) == 4
 
@@ -101,7 +101,7 @@ def test_the_pool_is_of_the_round_or_the_latest_of_every_client() -> None:
 def test_more_batches_go_both_ways() -> None:
     server = server_of(feature_batch_size=2, feature_batches=3)
     server.aggregate(1, iter([uplink_of(0, 6), uplink_of(1, 6), uplink_of(2, 6, 0, FAMILY[2])]))
-    assert len(set(marks_of(server.make_downlink(server.cards[0], 2)))) == 6
+    assert len(set(marks_of(server.make_downlink(server.clients[0], 2)))) == 6
 
 
 @pytest.mark.parametrize(("pairs", "examples"), [(3, 4), (5, 4), (5, 9), (0, 2)])
@@ -117,7 +117,7 @@ def test_without_in_training_nothing_is_pooled() -> None:
     server = server_of(alleviation="none")
     server.check_uplink(dataclasses.replace(uplink_of(0, 0), num_examples=9))
     server.aggregate(1, iter([dataclasses.replace(uplink_of(0, 0), num_examples=9)]))
-    assert len(server.make_downlink(server.cards[1], 2).s_in) == 0
+    assert len(server.make_downlink(server.clients[1], 2).s_in) == 0
 
 
 def test_the_pool_survives_a_checkpoint(tmp_path: Path) -> None:
@@ -128,8 +128,8 @@ def test_the_pool_survives_a_checkpoint(tmp_path: Path) -> None:
     load_state(tmp_path / "state", again.state)
     for field in ("s_in", "s_out", "sender"):
         assert torch.equal(getattr(again.state, field), getattr(server.state, field))
-    assert marks_of(again.make_downlink(again.cards[2], 2)) == marks_of(
-        server.make_downlink(server.cards[2], 2)
+    assert marks_of(again.make_downlink(again.clients[2], 2)) == marks_of(
+        server.make_downlink(server.clients[2], 2)
     )
 
 
@@ -155,7 +155,7 @@ def test_means_are_equal_by_layer_and_by_examples_within_architectures(
         part * item.uplink.weights[name]
         for part, item in zip((share, 1 - share), sent, strict=True)
     )
-    received = server.weights_for(server.cards[0])["weights"][name]
+    received = server.weights_for(server.clients[0])["weights"][name]
     np.testing.assert_allclose(received, expected, rtol=1e-6, atol=1e-7)
-    deeper = server.weights_for(server.cards[2])["weights"][name]
+    deeper = server.weights_for(server.clients[2])["weights"][name]
     assert np.allclose(deeper, expected, atol=1e-6) is (aggregation == "layerwise")

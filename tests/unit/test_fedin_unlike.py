@@ -12,10 +12,10 @@ import torch.nn.functional as F
 
 from models import InputShape, build_model
 from strategies.base.client import ClientContext
-from strategies.base.features import FeatureShape
-from strategies.base.projections import Projections, projections_for, semi_orthogonal
-from strategies.base.server import RosterError
-from strategies.fedin import Client
+from strategies.base.server import RegistrationError
+from strategies.fedin.features import FeatureShape
+from strategies.fedin.fedin import Client
+from strategies.fedin.projections import Projections, projections_for, semi_orthogonal
 from tests.unit.test_fedin import MAPS, context_of
 from tests.unit.test_fedin_server import server_of
 from tests.unit.test_layerwise import card_of, play, server_for
@@ -124,7 +124,7 @@ def test_fixed_projections_of_a_client_are_those_of_its_architecture() -> None:
 
 def test_a_common_space_of_ones_own_makes_the_payload_smaller() -> None:
     server = server_of(common_channels=4, common_size=2, common_width=6)
-    downlink = server.make_downlink(server.cards[0], 1)
+    downlink = server.make_downlink(server.clients[0], 1)
     assert downlink.s_in.shape == (0, 4, 2, 2)
     assert downlink.s_out.shape == (0, 6)
     assert not server.state.layerwise
@@ -139,17 +139,19 @@ def test_a_family_of_one_stem_is_averaged_by_layer() -> None:
 
 
 def test_unfit_clients_are_named_at_the_roll_call() -> None:
-    with pytest.raises(RosterError, match=r"client 1: model mobilenetv2 cannot be cut .*ResNet or"):
+    with pytest.raises(
+        RegistrationError, match=r"client 1: model mobilenetv2 cannot be cut .*ResNet or"
+    ):
         server_of({0: "resnet10-w4", 1: "mobilenetv2"})
     with pytest.raises(
-        RosterError,
+        RegistrationError,
         match=r"client 1: model cnn5 gives 16x6x6 .* client 0's resnet10-w4 16x4x4 .*'fixed'",
     ):
         server_of({0: "resnet10-w4", 1: "cnn5"}, projection="none")
     server = server_of(projection="none", aggregation="architecture")
-    with pytest.raises(RosterError, match=r"client 7: model resnet10 gives 64x4x4"):
+    with pytest.raises(RegistrationError, match=r"client 7: model resnet10 gives 64x4x4"):
         server.admit([card_of(7, "resnet10")])
-    assert 7 not in server.cards
+    assert 7 not in server.clients
 
 
 def test_a_late_joiner_takes_the_common_space_as_it_is() -> None:
@@ -157,7 +159,7 @@ def test_a_late_joiner_takes_the_common_space_as_it_is() -> None:
     before = server.common_shape()
     server.admit([card_of(2, "resnet10")])
     assert server.common_shape() == before == FeatureShape(16, 4, 8)
-    downlink = server.make_downlink(server.cards[2], 2)
+    downlink = server.make_downlink(server.clients[2], 2)
     assert downlink.s_in.shape == (0, 16, 4, 4)
     with torch.device("meta"):
         parameters = build_model("resnet10", InputShape(1, 16, 3), 8).named_parameters()

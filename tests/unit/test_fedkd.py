@@ -17,13 +17,12 @@ from flwr.app import ConfigRecord, Message, MetricRecord
 from torch import Tensor, nn
 
 from client_app.state_store import state_directory
-from server_app.inprocess import InProcessGrid
+from server_app.rounds.in_process import InProcessGrid
 from strategies.base.client import ClientContext
-from strategies.base.exchange import INFO, METRICS, ClientUpdate
-from strategies.base.lowrank import compress, layout_of
+from strategies.base.messages import INFO, METRICS, ClientUpdate
 from strategies.base.payload import PayloadError, count_scalars, pack, unpack
 from strategies.base.run_config import parse_run_config
-from strategies.fedkd import (
+from strategies.fedkd.fedkd import (
     Client,
     ClientState,
     Config,
@@ -32,8 +31,9 @@ from strategies.fedkd import (
     Uplink,
     distillation_terms,
 )
+from strategies.fedkd.low_rank import compress, layout_of
 from tests.support import Outcome, run_federation
-from tests.unit.test_roster import a_card
+from tests.unit.test_roster import a_client_info
 from tests.unit.test_training import a_context
 
 SMALL = {"fedkd.small-model": "cnn5"}
@@ -56,8 +56,10 @@ def w_h() -> nn.Linear:
 def small_server(clients: int = 3, **options: Any) -> Server:
     keys = {"feature-dim": 8, "num-rounds": 4, **SMALL, **options}
     server = Server(parse_run_config({"method": "fedkd", **keys}))
-    cards = [a_card(i, num_classes=3, image_size=16, train_examples=50) for i in range(clients)]
-    server.cards = {card.client_id: card for card in cards}
+    infos = [
+        a_client_info(i, num_classes=3, image_size=16, train_examples=50) for i in range(clients)
+    ]
+    server.clients = {info.client_id: info for info in infos}
     server.state = server.initial_state()
     return server
 
@@ -83,7 +85,7 @@ def update(client_id: int, examples: int, sent: Any, energy: float | None = None
 
 def downlink(server: Server, client: int, server_round: int = 1) -> Downlink:
     """Return what a client receives, as it comes out of the wire."""
-    sent = server.make_downlink(server.cards[client], server_round)
+    sent = server.make_downlink(server.clients[client], server_round)
     return unpack(Downlink, pack(sent), {})
 
 
@@ -227,10 +229,10 @@ def test_what_is_counted_is_what_is_sent() -> None:
 def test_a_downlink_is_made_once_for_all_who_get_it() -> None:
     server = small_server()
     server.aggregate(1, [update(i, 8, drawn(server, i), 0.95) for i in (0, 2)])
-    made = {i: id(server.make_downlink(server.cards[i], 2)) for i in range(3)}
+    made = {i: id(server.make_downlink(server.clients[i], 2)) for i in range(3)}
     assert made[0] == made[2] != made[1]
     server.aggregate(2, [update(1, 8, drawn(server, 3), 0.95)])
-    assert server.make_downlink(server.cards[0], 3).number == 2
+    assert server.make_downlink(server.clients[0], 3).number == 2
 
 
 def test_weights_option_sends_theta_itself() -> None:
@@ -307,10 +309,10 @@ def test_w_h_is_private_square_and_without_bias() -> None:
 
 def test_full_student_has_the_published_size() -> None:
     server = Server(parse_run_config({"method": "fedkd"}))
-    server.cards = {0: a_card(0, num_classes=100, channels=3)}
+    server.clients = {0: a_client_info(0, num_classes=100, channels=3)}
     server.state = server.initial_state()
     assert sum(v.numel() for v in server.state.theta.values()) == 924_708
-    assert count_scalars(server.make_downlink(server.cards[0], 1))[0] == 924_708
+    assert count_scalars(server.make_downlink(server.clients[0], 1))[0] == 924_708
 
 
 def scalars(rows: Iterable[dict[str, str]], direction: str, **wanted: Any) -> list[int]:

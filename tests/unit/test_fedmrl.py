@@ -15,11 +15,11 @@ from data.dataset import ImageDataset
 from models import InputShape, count_parameters
 from models.small import build_small_model
 from strategies.base.client import ClientContext
-from strategies.base.exchange import Card, ClientUpdate
+from strategies.base.messages import ClientInfo, ClientUpdate
 from strategies.base.options import ConfigError
 from strategies.base.payload import count_scalars
 from strategies.base.run_config import parse_run_config
-from strategies.base.weights import state_arrays
+from strategies.common.weights import state_arrays
 from strategies.fedmrl import (
     METHOD,
     Client,
@@ -71,13 +71,15 @@ def a_state(context: ClientContext) -> ClientState:
         return Client().build(context)
 
 
-def a_card(feature_dim: int = 500) -> Card:
-    return Card(1, "cnn5", 1, 500, feature_dim, CLASSES, 3, 32, "x", [0], [9], 9, 0, 9, "cpu", "y")
+def a_client_info(feature_dim: int = 500) -> ClientInfo:
+    return ClientInfo(
+        1, "cnn5", 1, 500, feature_dim, CLASSES, 3, 32, "x", [0], [9], 9, 0, 9, "cpu", "y"
+    )
 
 
 def a_server(**config: Any) -> Server:
     server = Server(parse_run_config(options(**config)))
-    server.admit([a_card()])
+    server.admit([a_client_info()])
     server.state = server.initial_state()
     return server
 
@@ -280,7 +282,7 @@ def test_tied_heads_take_both_losses_gradients() -> None:
 
 
 def test_both_variants_at_once_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"fedmrl\.tie-heads = True: accepted is false"):
+    with pytest.raises(ConfigError, match=r"fedmrl\.tie-heads = True: expected false"):
         parse_run_config(options(tie_heads=True, without_mrl=True))
 
 
@@ -319,5 +321,5 @@ def test_training_on_does_not_change_an_uplink() -> None:
 
 
 def test_d1_may_equal_d2() -> None:
-    assert a_server(d1=500).check(a_card(500)) is None
-    assert "client 1" in (a_server(d1=500).check(a_card(499)) or "")
+    assert a_server(d1=500).check(a_client_info(500)) is None
+    assert "client 1" in (a_server(d1=500).check(a_client_info(499)) or "")

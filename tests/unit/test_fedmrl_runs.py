@@ -11,15 +11,15 @@ import pytest
 from flwr.app import Message
 from flwr.common.config import parse_config_args
 
-from client_app import runner
+from client_app import handlers as runner
 from client_app.evaluation import evaluate_client
 from models import InputShape, build_model, count_parameters
 from models.small import build_small_model
-from server_app.inprocess import InProcessGrid
+from server_app.rounds.in_process import InProcessGrid
 from strategies.base.options import option_keys
 from strategies.base.payload import ARRAYS
 from strategies.base.run_config import parse_run_config
-from strategies.base.server import RosterError
+from strategies.base.server import RegistrationError
 from strategies.fedmrl import Config
 from tests.support import Outcome, run_federation
 
@@ -52,8 +52,8 @@ def test_only_the_small_model_leaves_a_client(tmp_path: Path) -> None:
 
     keys = options(models="cnn5, cnn2", num_rounds=1, d1=32)
     run = run_federation(tmp_path / "a", 2, grid_class=Tapped, **keys)
-    card = run.rows("clients")[0]
-    shape = InputShape(int(card["channels"]), int(card["image_size"]), 10)
+    info = run.rows("clients")[0]
+    shape = InputShape(int(info["channels"]), int(info["image_size"]), 10)
     expected = count_parameters(build_small_model("cnn5", shape, 32))
     assert seen == [(expected,)] * 2
     assert {row["scalars"] for row in rows_of_training(run)} == {str(expected)}
@@ -72,12 +72,14 @@ def test_variants_finish(config: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_a_client_narrower_than_d1_is_named_at_the_roll_call(tmp_path: Path) -> None:
-    with pytest.raises(RosterError, match=r"client 2: model resnet10-w4 .* 128, fedmrl\.d1 = 129"):
+    with pytest.raises(
+        RegistrationError, match=r"client 2: model resnet10-w4 .* 128, fedmrl\.d1 = 129"
+    ):
         run_federation(tmp_path, 3, **options(d1=129))
 
 
 def test_small_images_are_named_at_the_roll_call(tmp_path: Path) -> None:
-    with pytest.raises(RosterError, match=r"small model 'cnn5' cannot be built for 1x12x12"):
+    with pytest.raises(RegistrationError, match=r"small model 'cnn5' cannot be built for 1x12x12"):
         run_federation(tmp_path, 2, image_size=12, **options(models="*=resnet10-w4"))
 
 

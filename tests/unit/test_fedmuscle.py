@@ -13,18 +13,18 @@ import torch.nn.functional as F
 from flwr.app import Error, Message
 from numpy.typing import NDArray
 
-from server_app.inprocess import FIRST_NODE, InProcessGrid
-from strategies.base.alignment import Alignment
-from strategies.base.contrastive import muscle_loss
-from strategies.base.exchange import ClientUpdate
+from server_app.rounds.in_process import FIRST_NODE, InProcessGrid
+from strategies.base.messages import ClientUpdate
 from strategies.base.options import ConfigError
 from strategies.base.payload import PayloadError, count_scalars, pack, unpack
-from strategies.base.public import PublicInputs
 from strategies.base.run_config import parse_run_config
-from strategies.base.server import RosterError
-from strategies.fedmuscle import Client, Downlink, Server, Uplink, public_batches
+from strategies.base.server import RegistrationError
+from strategies.common.public import PublicInputs
+from strategies.fedmuscle.alignment import Alignment
+from strategies.fedmuscle.contrastive import muscle_loss
+from strategies.fedmuscle.fedmuscle import Client, Downlink, Server, Uplink, public_batches
 from tests.support import Outcome, run_federation
-from tests.unit.test_roster import a_card
+from tests.unit.test_roster import a_client_info
 from tests.unit.test_training import a_context
 
 BATCH, WIDTH, PUBLIC = 8, 16, 48
@@ -38,7 +38,7 @@ def a_server(clients: int, **keys: Any) -> Server:
     values = {"method": "fedmuscle", "feature-dim": WIDTH, "public-size": PUBLIC}
     config = {key.replace("__", ".").replace("_", "-"): value for key, value in keys.items()}
     server = Server(parse_run_config({**values, "fedmuscle.batch-size": BATCH, **config}))
-    server.admit(a_card(i, feature_dim=WIDTH, public_hash="p") for i in range(clients))
+    server.admit(a_client_info(i, feature_dim=WIDTH, public_hash="p") for i in range(clients))
     return server
 
 
@@ -67,18 +67,18 @@ def test_public_batches_are_passes_over_the_public_set() -> None:
 def test_a_round_of_batches_is_two_exchanges() -> None:
     server = a_server(5)
     assert server.exchanges(1) == 2
-    first = server.make_downlink(server.cards[0], 1)
+    first = server.make_downlink(server.clients[0], 1)
     assert (first.encode_indices == public_batches(server.run, 1).ravel()).all()
     assert len(first.others) == len(first.update_indices) == 0
     sent = {i: units(48, i) for i in range(5)}
     server.aggregate(1, updates(sent))
     server.exchange = 2
-    second = server.make_downlink(server.cards[0], 1)
+    second = server.make_downlink(server.clients[0], 1)
     assert (second.update_indices == first.encode_indices).all()
     assert len(second.encode_indices) == 0
     assert count_scalars(second)[0] == 6 * 3 * BATCH * WIDTH
     server.aggregate(1, updates({}))
-    assert len(server.make_downlink(server.cards[0], 2).others) == 0  # nothing is kept
+    assert len(server.make_downlink(server.clients[0], 2).others) == 0  # nothing is kept
 
 
 def test_partners_are_others_distinct_and_drawn_anew_for_every_batch() -> None:
@@ -86,12 +86,12 @@ def test_partners_are_others_distinct_and_drawn_anew_for_every_batch() -> None:
     sent = {i: np.full((48, WIDTH), float(i), np.float32) for i in range(6)}
     server.aggregate(1, updates(sent))
     server.exchange = 2
-    chosen = server.make_downlink(server.cards[2], 1).others[:, ::BATCH, 0]  # (M, T)
+    chosen = server.make_downlink(server.clients[2], 1).others[:, ::BATCH, 0]  # (M, T)
     for batch in chosen.T:
         assert len(set(batch)) == 3
         assert 2.0 not in batch
     assert len({tuple(sorted(batch)) for batch in chosen.T}) > 1
-    again = server.make_downlink(server.cards[2], 1).others[:, ::BATCH, 0]
+    again = server.make_downlink(server.clients[2], 1).others[:, ::BATCH, 0]
     assert (again == chosen).all()
 
 
@@ -100,8 +100,8 @@ def test_partners_are_clipped_to_those_that_answered(clients: int) -> None:
     server = a_server(6)
     server.aggregate(1, updates({i: units(48, i) for i in range(clients)}))
     server.exchange = 2
-    assert len(server.make_downlink(server.cards[0], 1).others) == clients - 1
-    absent = server.make_downlink(server.cards[5], 1)
+    assert len(server.make_downlink(server.clients[0], 1).others) == clients - 1
+    absent = server.make_downlink(server.clients[5], 1)
     assert len(absent.others) == len(absent.update_indices) == 0
 
 
@@ -113,7 +113,7 @@ def test_a_round_of_steps_sends_one_batch_ahead() -> None:
     asked, updated = [], []
     for exchange in (1, 2, 3):
         server.exchange = exchange
-        downlink = server.make_downlink(server.cards[0], 4)
+        downlink = server.make_downlink(server.clients[0], 4)
         asked.append(downlink.encode_indices.tolist())
         updated.append(downlink.update_indices.tolist())
         rows = len(downlink.encode_indices)
@@ -127,13 +127,13 @@ def test_both_exchanges_draw_the_same_partners() -> None:
     batch = a_server(5, fedmuscle__steps=2)
     batch.aggregate(1, updates(sent))
     batch.exchange = 2
-    whole = batch.make_downlink(batch.cards[1], 1).others
+    whole = batch.make_downlink(batch.clients[1], 1).others
     step = a_server(5, fedmuscle__steps=2, fedmuscle__exchange="step")
     for t in (0, 1):
         step.exchange = t + 1
         step.aggregate(1, updates({i: z[:BATCH] for i, z in sent.items()}))
         step.exchange = t + 2
-        part = step.make_downlink(step.cards[1], 1).others
+        part = step.make_downlink(step.clients[1], 1).others
         assert (part == whole[:, t * BATCH : (t + 1) * BATCH]).all()
 
 
@@ -305,8 +305,8 @@ def test_simclr_sends_nothing(tmp_path: Path) -> None:
 def test_unlike_public_data_is_refused_at_the_roll_call() -> None:
     """A device whose public items are others than its peers' would align apples with pears."""
     server = a_server(3)
-    with pytest.raises(RosterError, match=r"client 7: its public data .* is not that of"):
-        server.admit([a_card(7, feature_dim=WIDTH, public_hash="q")])
+    with pytest.raises(RegistrationError, match=r"client 7: its public data .* is not that of"):
+        server.admit([a_client_info(7, feature_dim=WIDTH, public_hash="q")])
 
 
 def test_downlink_indices_must_be_public_items() -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from strategies.base.layerwise import WeightsPayload
 from strategies.base.payload import PayloadError, count_scalars, pack, unpack
-from strategies.base.weights import mean_states
+from strategies.common.layerwise import WeightsPayload
+from strategies.common.weights import mean_states
 from strategies.fednova import Uplink, effort_of
 from tests.unit.layerwise_support import (
     LR,
@@ -142,9 +142,9 @@ def test_the_uplink_is_the_weights_and_one_number() -> None:
     contexts = {0: a_context(4)}
     server = server_for(contexts, "fednova", feature_dim=8)
     sent = play(server, contexts, {}, 1, [0])[0].uplink
-    parameters = server.cards[0].parameters
+    parameters = server.clients[0].parameters
     assert count_scalars(sent)[0] == parameters + 1
-    assert count_scalars(server.make_downlink(server.cards[0], 1))[0] == parameters
+    assert count_scalars(server.make_downlink(server.clients[0], 1))[0] == parameters
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_the_uplink_is_the_weights_and_one_number() -> None:
 def test_an_effort_that_examples_do_not_allow_is_refused(effort: float, message: str) -> None:
     """It would scale everybody's update."""
     server = a_server({0: NESTED[0]}, "fednova", batch_size=2)
-    templates = server.templates(server.cards[0])
+    templates = server.templates(server.clients[0])
 
     def receive(value: float) -> None:
         sent = unpack(Uplink, pack(uplink(0, value)), server.dims, templates)

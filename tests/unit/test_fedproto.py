@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from strategies.base.exchange import ClientUpdate
+from strategies.base.messages import ClientUpdate
 from strategies.base.options import ConfigError
 from strategies.base.run_config import parse_run_config
 from strategies.fedproto import Server, Uplink, mean_prototypes

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from client_app.training import train_epochs
-from strategies.base.layerwise import split_state
 from strategies.base.options import ConfigError
 from strategies.base.run_config import parse_run_config
-from strategies.base.weights import state_arrays
+from strategies.common.layerwise import split_state
+from strategies.common.training import train_epochs
+from strategies.common.weights import state_arrays
 from strategies.fedprox import Client, Downlink, proximal_hook
 from tests.support import run_federation
 from tests.unit.test_training import a_context
@@ -97,5 +97,5 @@ def test_mu_holds_clients_back(tmp_path: Path) -> None:
 
 
 def test_a_negative_mu_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"fedprox.mu = -1: accepted is a number of at least 0"):
+    with pytest.raises(ConfigError, match=r"fedprox.mu = -1: expected a number of at least 0"):
         parse_run_config({"method": "fedprox", "fedprox.mu": -1})

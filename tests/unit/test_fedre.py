@@ -13,16 +13,16 @@ import torch
 from numpy.typing import NDArray
 
 from client_app import node
-from client_app.training import collect_representations
 from data import ClientData, DataSpec, Split, load_client_data
 from strategies.base.client import ClientContext
-from strategies.base.exchange import ClientUpdate
+from strategies.base.messages import ClientUpdate
 from strategies.base.method import get_method
 from strategies.base.payload import count_scalars
 from strategies.base.run_config import parse_run_config
+from strategies.common.training import collect_representations
 from strategies.fedre import Client, Uplink, draw_weights, entangle, sample_weights
 from tests.support import run_federation
-from tests.unit.test_roster import a_card
+from tests.unit.test_roster import a_client_info
 from tests.unit.test_training import CLASSES, a_context
 
 # Five samples of three classes out of four, d = 2; prototypes (2, 0), (0, 3), (5, 5).
@@ -234,7 +234,7 @@ def test_the_uplink_counts_as_in_the_paper() -> None:
 def a_server(**config: Any) -> Any:
     run = parse_run_config({"method": "fedre", "feature-dim": 2, **config})
     strategy = run.chosen_method.server(run)
-    strategy.admit(a_card(i, feature_dim=2, num_classes=C, classes=[0, 2]) for i in range(2))
+    strategy.admit(a_client_info(i, feature_dim=2, num_classes=C, classes=[0, 2]) for i in range(2))
     strategy.state = strategy.initial_state()
     strategy.state.head_weight.zero_()
     strategy.state.head_bias.zero_()
@@ -277,7 +277,7 @@ def test_a_downlink_is_not_changed_by_later_training() -> None:
     strategy = a_server()
     strategy.state.head_weight.fill_(1)
     configured = getattr(strategy, "common_downlink", lambda number: None)(1)
-    downlink = configured or strategy.make_downlink(strategy.cards[0], 1)
+    downlink = configured or strategy.make_downlink(strategy.clients[0], 1)
     content = pack(downlink)
     strategy.aggregate(1, iter(UPDATES))
     strategy.state.head_weight.zero_()
@@ -289,7 +289,7 @@ def test_the_first_head_depends_on_the_seed_alone() -> None:
     def first(seed: int) -> torch.Tensor:
         run = parse_run_config({"method": "fedre", "feature-dim": 2, "seed": seed})
         strategy = run.chosen_method.server(run)
-        strategy.admit([a_card(0, feature_dim=2)])
+        strategy.admit([a_client_info(0, feature_dim=2)])
         weight: torch.Tensor = strategy.initial_state().head_weight
         return weight
 

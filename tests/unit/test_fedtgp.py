@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from strategies.base.exchange import Card, ClientUpdate
+from strategies.base.messages import ClientInfo, ClientUpdate
 from strategies.base.run_config import parse_run_config
 from strategies.fedtgp import (
     PrototypeGenerator,
@@ -31,7 +31,7 @@ class SmallServer(Server):
         return {"d": 4, "C": 5}
 
 
-CARD = cast(Card, None)
+CLIENT_INFO = cast(ClientInfo, None)
 
 
 def small_server(**options: object) -> SmallServer:

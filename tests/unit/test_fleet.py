@@ -11,8 +11,8 @@ import pytest
 import yaml
 from flwr.common.config import parse_config_args
 
-from deploy.fleet import Fleet, is_loopback
-from deploy.fleet_file import read_fleet
+from deploy.fleet.description import Fleet, is_loopback
+from deploy.fleet.fleet_file import read_fleet
 from strategies.base.options import ConfigError
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "fleet.yaml"
@@ -125,44 +125,44 @@ def put(*path: Any) -> Change:
     ("change", "said"),
     [
         (put("sever", {}), "sever: unknown configuration key; did you mean server?"),
-        (drop("name"), "name = None: accepted is a name of letters"),
-        (put("name", "a/b"), "name = 'a/b': accepted is"),
-        (put("server", "port", 70000), "server.port = 70000: accepted is an integer"),
+        (drop("name"), "name = None: expected a name of letters"),
+        (put("name", "a/b"), "name = 'a/b': expected"),
+        (put("server", "port", 70000), "server.port = 70000: expected an integer"),
         (put("server", "prot", 1), "server.prot: unknown configuration key; did you mean"),
-        (put("server", "address", "http://a:1"), "server.address = 'http://a:1': accepted is a"),
-        (put("server", "address", "10.0.0.1"), "'10.0.0.1': accepted is this machine only"),
-        (put("server", "listen", "0.0.0.0"), "server.listen = '0.0.0.0': accepted is this mach"),
-        (put("server", "listen", "localhost"), "server.listen = 'localhost': accepted is an IP"),
-        (put("server", "names", "a"), "server.names = 'a': accepted is a list"),
-        (put("tls", {"key": "server.key"}), "tls.ca = '': accepted are all three"),
-        (put("tls", {"days": 0}), "tls.days = 0: accepted is an integer of at least 1"),
-        (put("restarts", {"within": "long"}), "restarts.within = 'long': accepted is a number"),
-        (put("devices", []), "devices = []: accepted is a list of at least one"),
-        (drop("devices"), "devices = None: accepted is a list"),
-        (put("devices", 0, 5), "devices[0] = 5: accepted is a mapping"),
-        (put("devices", 1, "client-id", 3), "devices[1].client-id = 3: accepted is a number that"),
-        (put("devices", 1, "client-id", "7"), "devices[1].client-id = '7': accepted is an integ"),
+        (put("server", "address", "http://a:1"), "server.address = 'http://a:1': expected a"),
+        (put("server", "address", "10.0.0.1"), "'10.0.0.1': expected this machine only"),
+        (put("server", "listen", "0.0.0.0"), "server.listen = '0.0.0.0': expected this mach"),
+        (put("server", "listen", "localhost"), "server.listen = 'localhost': expected an IP"),
+        (put("server", "names", "a"), "server.names = 'a': expected a list"),
+        (put("tls", {"key": "server.key"}), "tls.ca = '': expected all three"),
+        (put("tls", {"days": 0}), "tls.days = 0: expected an integer of at least 1"),
+        (put("restarts", {"within": "long"}), "restarts.within = 'long': expected a number"),
+        (put("devices", []), "devices = []: expected a list of at least one"),
+        (drop("devices"), "devices = None: expected a list"),
+        (put("devices", 0, 5), "devices[0] = 5: expected a mapping"),
+        (put("devices", 1, "client-id", 3), "devices[1].client-id = 3: expected a number that"),
+        (put("devices", 1, "client-id", "7"), "devices[1].client-id = '7': expected an integ"),
         (put("devices", 0, {"partition-id": 0}), "devices[0].client-id: missing"),
         (put("devices", 0, "model", "cnn11"), "devices[0].model = 'cnn11': "),
         (put("devices", 0, "modle", "cnn1"), "devices[0].modle: unknown configuration key; did"),
-        (put("devices", 0, "device", "gpu"), "devices[0].device = 'gpu': accepted is auto, cpu"),
-        (put("devices", 0, "threads", 0), "devices[0].threads = 0: accepted is an integer of"),
+        (put("devices", 0, "device", "gpu"), "devices[0].device = 'gpu': expected auto, cpu"),
+        (put("devices", 0, "threads", 0), "devices[0].threads = 0: expected an integer of"),
         (put("devices", 0, "data-dir", "/data"), "client 3 has both data-dir and partition-id"),
         (put("devices", 1, {"client-id": 7}), "devices[1]: client 7 has no data"),
-        (put("devices", 1, "data-dir", "data"), "devices[1].data-dir = 'data': accepted is an abs"),
+        (put("devices", 1, "data-dir", "data"), "devices[1].data-dir = 'data': expected an abs"),
         (put("devices", 1, "data-dir", '/a"b'), "data-dir = '/a\"b': Flower's node-config cannot"),
-        (put("devices", 0, "partition-id", 2), "partition-id = 2: accepted is an integer below"),
-        (put("devices", 0, "dataset", "digit"), "devices[0].dataset = 'digit': accepted is one"),
+        (put("devices", 0, "partition-id", 2), "partition-id = 2: expected an integer below"),
+        (put("devices", 0, "dataset", "digit"), "devices[0].dataset = 'digit': expected one"),
         (
             put("devices", 1, {"client-id": 7, "partition-id": 0}),
-            "devices[1].partition-id = 0: accepted is a number that no other device has; client 3",
+            "devices[1].partition-id = 0: expected a number that no other device has; client 3",
         ),
-        (put("num-partitions", "2"), "num-partitions = '2': accepted is an integer"),
+        (put("num-partitions", "2"), "num-partitions = '2': expected an integer"),
         (put("settings", "rounds", 3), "settings: rounds: unknown configuration key; did you me"),
-        (put("presets", "short", "lr", "fast"), "presets.short: lr = 'fast': accepted is"),
-        (put("presets", "short", "method", "fed"), "presets.short: method = 'fed': accepted is"),
-        (put("directory", "here"), "directory = 'here': accepted is an absolute path"),
-        (put("directory", str(EXAMPLE.parent / "x")), "accepted is a place outside"),
+        (put("presets", "short", "lr", "fast"), "presets.short: lr = 'fast': expected"),
+        (put("presets", "short", "method", "fed"), "presets.short: method = 'fed': expected"),
+        (put("directory", "here"), "directory = 'here': expected an absolute path"),
+        (put("directory", str(EXAMPLE.parent / "x")), "expected a place outside"),
     ],
 )
 def test_a_mistake_is_one_line_with_file_key_and_value(
@@ -181,8 +181,8 @@ def test_a_mistake_is_one_line_with_file_key_and_value(
     [
         ("name: [", "cannot be read as a fleet file"),
         ("name: a\nname: b\n", "line 2: 'name' is given twice"),
-        ("", "the file = None: accepted is a mapping"),
-        ("3: x\n", "accepted is a mapping of names"),
+        ("", "the file = None: expected a mapping"),
+        ("3: x\n", "expected a mapping of names"),
     ],
 )
 def test_what_is_no_fleet_file(tmp_path: Path, text: str, said: str) -> None:

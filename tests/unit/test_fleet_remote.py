@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 import yaml
 
-import deploy.command
-import deploy.remote
-from deploy.fleet import Fleet
-from deploy.fleet_file import read_fleet
-from deploy.identities import make_identities
-from deploy.registration import known_nodes, public_key
-from deploy.specs import Specs
-from deploy.state import fleet_lock, read_state
-from server_app.cli import main
-from server_app.flower.client import FlowerClient, FlowerError, FlowerRun
-from server_app.flower.processes import free_port
+import deploy.fleet.command
+import deploy.fleet.remote
+from deploy.cli import main
+from deploy.fleet.description import Fleet
+from deploy.fleet.fleet_file import read_fleet
+from deploy.fleet.identities import make_identities
+from deploy.fleet.specs import Specs
+from deploy.fleet.status import fleet_lock, read_state
+from deploy.fleet.superlink_nodes import known_nodes, public_key
+from deploy.flower.commands import FlowerClient, FlowerError, FlowerRun
+from deploy.flower.processes import free_port
 from strategies.base.options import ConfigError
 
 
@@ -92,7 +92,9 @@ def served(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     numbers = {public_key(fleet, fleet.device(0)): "11", public_key(fleet, fleet.device(1)): "12"}
     database.with_suffix(".nodes.json").write_text(json.dumps(numbers))
     assert known_nodes(database) == numbers
-    monkeypatch.setattr(deploy.remote, "flower_client", lambda of: Flower(of.files.of("flwr"), {}))
+    monkeypatch.setattr(
+        deploy.fleet.remote, "flower_client", lambda of: Flower(of.files.of("flwr"), {})
+    )
     monkeypatch.setattr(Flower, "nodes", {"11": "online", "12": "online"}, raising=False)
     yield fleet
     server.shutdown()

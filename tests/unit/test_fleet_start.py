@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 from flwr.common.config import parse_config_args
 
-from deploy.fleet import Device, Fleet, Restarts, Server, Tls
-from deploy.identities import make_identities
-from deploy.preflight import LOG_BYTES, check_device, put_logs_aside, usable_port
-from deploy.registration import Registry
-from deploy.specs import MARK, PROCESS_MARK, Specs, fleet_mark, flower_client
-from deploy.state import (
+from deploy.fleet.description import Device, Fleet, Restarts, Server, Tls
+from deploy.fleet.identities import make_identities
+from deploy.fleet.preflight import LOG_BYTES, check_device, put_logs_aside, usable_port
+from deploy.fleet.specs import MARK, PROCESS_MARK, Specs, fleet_mark, flower_client
+from deploy.fleet.status import (
     fleet_lock,
     forget_state,
     health,
@@ -26,9 +25,10 @@ from deploy.state import (
     wait_for_end,
     write_state,
 )
-from deploy.supervisor import HELD, RUNNING, View
-from server_app.flower.client import FlowerClient, FlowerError
-from server_app.flower.processes import free_port
+from deploy.fleet.superlink_nodes import Registry
+from deploy.fleet.supervisor import HELD, RUNNING, View
+from deploy.flower.commands import FlowerClient, FlowerError
+from deploy.flower.processes import free_port
 from strategies.base.options import ConfigError
 
 

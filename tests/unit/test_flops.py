@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from client_app import flops
+from strategies.common import flops
 from tests.support import run_federation
 from tests.unit.test_fedin import a_downlink, context_of, trained
 

@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from client_app.training import device_batches
-from strategies.base.exchange import ClientUpdate
+from strategies.base.messages import ClientUpdate
 from strategies.base.payload import PayloadError, count_scalars, pack, unpack
 from strategies.base.run_config import parse_run_config
-from strategies.base.weights import state_arrays, state_template
+from strategies.common.training import device_batches
+from strategies.common.weights import state_arrays, state_template
 from strategies.fml import Client, Downlink, Server, Uplink, imitation, mutual_terms
 from tests.support import run_federation
-from tests.unit.test_roster import a_card
+from tests.unit.test_roster import a_client_info
 from tests.unit.test_training import a_context
 
 PRIVATE = [[0.0, 0.0, math.log(2)], [math.log(3), 0.0, 0.0]]
@@ -35,7 +35,7 @@ def logits(values: list[list[float]]) -> Tensor:
 def small_server(**options: Any) -> Server:
     keys = {"feature-dim": 8, **SMALL, **options}
     server = Server(parse_run_config({"method": "fml", **keys}))
-    server.cards = {0: a_card(0, num_classes=3, channels=1, image_size=16)}
+    server.clients = {0: a_client_info(0, num_classes=3, channels=1, image_size=16)}
     server.state = server.initial_state()
     return server
 
@@ -96,7 +96,7 @@ def test_each_loss_moves_its_own_model() -> None:
 def test_published_traffic() -> None:
     """FedAvgCNN, C = 100, d = 512 on 3x32x32 images: 924,708 scalars, 9,247,080 for ten clients."""
     server = Server(parse_run_config({"method": "fml"}))
-    server.cards = {0: a_card(0, num_classes=100, channels=3, image_size=32)}
+    server.clients = {0: a_client_info(0, num_classes=100, channels=3, image_size=32)}
     server.state = server.initial_state()
     down = server.common_downlink(1)
     assert count_scalars(down) == (924_708, 924_708)
@@ -166,7 +166,7 @@ def test_a_meme_of_another_shape_is_refused_by_name() -> None:
     with pytest.raises(PayloadError, match=r"theta/head.bias: shape \(4,\), expected \(3,\)"):
         unpack(Uplink, pack(Uplink(theta)), {}, templates)
     half, context = Client(), a_context(6, method="fml", **SMALL)
-    assert half.templates(context) == server.templates(server.cards[0]) == templates
+    assert half.templates(context) == server.templates(server.clients[0]) == templates
 
 
 def test_private_models_stay_home_and_unsampled_clients_are_untouched(tmp_path: Path) -> None:
@@ -176,7 +176,9 @@ def test_private_models_stay_home_and_unsampled_clients_are_untouched(tmp_path: 
     )  # fmt: skip
     server = Server(parse_run_config({"method": "fml", **SMALL}))
     rows = run.rows("clients")
-    server.cards = {0: a_card(0, num_classes=10, channels=1, image_size=int(rows[0]["image_size"]))}
+    server.clients = {
+        0: a_client_info(0, num_classes=10, channels=1, image_size=int(rows[0]["image_size"]))
+    }
     scalars = sum(item.numel() for item in server.initial_state().theta.values())
     trained = [r for r in run.rows("traffic") if r["purpose"] == "train"]
     assert {row["scalars"] for row in trained} == {str(scalars)}

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from server_app.cli import main
-from server_app.round import RunError
+from deploy.cli import main
+from server_app.rounds.exchange import RunError
 from strategies.base.files import NotWrittenError
 from strategies.base.options import ConfigError
 from tests.support import Outcome, run_federation

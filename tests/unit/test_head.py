@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from strategies.base.head import head_arrays, initial_linear, load_head, train_head
+from strategies.common.head import head_arrays, initial_linear, load_head, train_head
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from deploy.fleet import Device, Fleet, Restarts, Server, Tls
-from deploy.identities import make_identities, server_names
+from deploy.fleet.description import Device, Fleet, Restarts, Server, Tls
+from deploy.fleet.identities import make_identities, server_names
 from strategies.base.options import ConfigError
 
 NOW = datetime.datetime.now(datetime.UTC)

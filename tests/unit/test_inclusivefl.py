@@ -14,7 +14,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from strategies.base.exchange import ClientUpdate
+from strategies.base.messages import ClientUpdate
 from strategies.base.payload import count_scalars
 from strategies.base.run_config import parse_run_config
 from strategies.base.state import load_state, save_state
@@ -29,7 +29,7 @@ from strategies.inclusivefl import (
     next_deeper,
 )
 from tests.support import run_federation
-from tests.unit.test_roster import a_card
+from tests.unit.test_roster import a_client_info
 
 NESTED = ("resnet10-w4", "resnet14-w4", "resnet18-w4")
 BETA = 0.2
@@ -40,8 +40,8 @@ def a_server(*models: str, kind: type[Any] = Server, **options: Any) -> Any:
     method = "inclusivefl" if kind is Server else "fedavg"
     keys = {f"{method}.{k.replace('_', '-')}": v for k, v in options.items()}
     server = kind(parse_run_config({"method": method, "feature-dim": 8, **keys}))
-    server.cards = {
-        i: a_card(i, model=model, num_classes=3, channels=1, image_size=16)
+    server.clients = {
+        i: a_client_info(i, model=model, num_classes=3, channels=1, image_size=16)
         for i, model in enumerate(models)
     }
     server.state = server.initial_state()
@@ -49,14 +49,14 @@ def a_server(*models: str, kind: type[Any] = Server, **options: Any) -> Any:
 
 
 def sent_to(server: Any, client_id: int) -> dict[str, NDArray[Any]]:
-    down = server.make_downlink(server.cards[client_id], 1)
+    down = server.make_downlink(server.clients[client_id], 1)
     return {name: item.copy() for name, item in {**down.weights, **down.buffers}.items()}
 
 
 def a_reply(server: Any, client_id: int, examples: int, seed: int) -> ClientUpdate:
     """Return an update that moves every entry by noise, counters by `examples`."""
     noise = np.random.default_rng(seed)
-    down = server.make_downlink(server.cards[client_id], 1)
+    down = server.make_downlink(server.clients[client_id], 1)
     moved = [
         {
             name: item + noise.normal(0, 1, item.shape).astype(np.float32)
@@ -323,7 +323,7 @@ def test_own_parts_survive_a_checkpoint(tmp_path: Path) -> None:
 def test_a_depth_that_joins_late_gets_a_whole_model() -> None:
     server = a_server(*NESTED[:2])
     server.aggregate(1, iter([a_reply(server, i, 3, i) for i in range(2)]))
-    server.cards[2] = a_card(2, model=NESTED[2], num_classes=3, channels=1, image_size=16)
+    server.clients[2] = a_client_info(2, model=NESTED[2], num_classes=3, channels=1, image_size=16)
     late = sent_to(server, 2)
     assert late.keys() == server.layout(NESTED[2]).all.keys()
     np.testing.assert_array_equal(
@@ -365,7 +365,7 @@ def test_unlike_families_are_averaged_alone_without_momentum() -> None:
 def test_scalars_are_the_models_parameters() -> None:
     server = a_server(*NESTED)
     for client_id in range(3):
-        down = server.make_downlink(server.cards[client_id], 1)
+        down = server.make_downlink(server.clients[client_id], 1)
         parameters = sum(item.size for item in down.weights.values())
         assert count_scalars(down)[0] == parameters
         assert any(name.startswith("head.") for name in down.weights)

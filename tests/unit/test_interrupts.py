@@ -11,11 +11,11 @@ import pytest
 from flwr.app import Message
 from flwr.supercore.run import RunNotRunningException
 
-import server_app.inprocess
-from server_app.cli import main
-from server_app.inprocess import InProcessGrid
-from server_app.run_directory import early_end
-from strategies.base.exchange import CONTROL
+import server_app.rounds.in_process
+from deploy.cli import main
+from server_app.records.run_directory import early_end
+from server_app.rounds.in_process import InProcessGrid
+from strategies.base.messages import CONTROL
 from strategies.base.options import ConfigError
 from tests.support import SMALL, Outcome, run_federation
 
@@ -106,7 +106,7 @@ def test_the_command_names_the_status(
     values = {**SMALL, "output-dir": str(tmp_path), "num-rounds": 3}
     text = " ".join(f"{k}={v!r}" for k, v in values.items())
     with monkeypatch.context() as patch:
-        patch.setattr(server_app.inprocess, "InProcessGrid", CtrlC)
+        patch.setattr(server_app.rounds.in_process, "InProcessGrid", CtrlC)
         assert main(["run", "--clients", "3", "-c", f"{text} run-name='run'"]) == 130
     capsys.readouterr()
     assert main(["check", str(tmp_path / "run")]) == 1

@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from models import build_model
-from strategies.base.layerwise import WeightsPayload, split_state
 from strategies.base.payload import count_scalars
-from strategies.base.server import RosterError
+from strategies.base.server import RegistrationError
+from strategies.common.layerwise import WeightsPayload, split_state
 from tests.unit.layerwise_support import (
     NESTED,
     SHAPE,
@@ -100,7 +100,7 @@ def test_identical_architectures_only() -> None:
         1, (update(k, n, WeightsPayload(*parts[k])) for k, n in ((0, 1), (1, 9), (2, 3)))
     )
     for client, (weights, buffers) in parts.items():
-        down = server.make_downlink(server.cards[client], 2)
+        down = server.make_downlink(server.clients[client], 2)
         if client == 1:
             expected = {**weights, **buffers}
         else:
@@ -128,7 +128,7 @@ def test_auto_goes_by_layer_where_architectures_nest(
 
 def test_a_clash_at_the_roll_call_names_entry_models_and_remedy() -> None:
     """CNN-1 and CNN-2 differ first in conv2; by layer they are refused, alone they are not."""
-    with pytest.raises(RosterError) as error:
+    with pytest.raises(RegistrationError) as error:
         a_server({0: "cnn1", 1: "cnn2"}, fedavg__aggregation="layerwise")
     text = str(error.value)
     assert "backbone." in text
@@ -148,7 +148,7 @@ def test_a_late_joiner_brings_a_new_architecture() -> None:
         weights, buffers = states_of(NESTED[0], 3)
         server.aggregate(1, iter([update(0, 5, WeightsPayload(weights, buffers))]))
         server.admit([card_of(1, NESTED[2])])
-        down = server.make_downlink(server.cards[1], 2)
+        down = server.make_downlink(server.clients[1], 2)
         for name, item in weights.items():
             np.testing.assert_array_equal(down.weights[name], item)
         late.append(down.weights)
@@ -166,9 +166,11 @@ def test_a_late_joiner_brings_a_new_architecture() -> None:
 
 def test_a_late_joiner_that_clashes_is_refused() -> None:
     server = a_server({0: NESTED[0], 1: NESTED[1]})
-    with pytest.raises(RosterError, match=r"backbone.* is .* so clients cannot be averaged by"):
+    with pytest.raises(
+        RegistrationError, match=r"backbone.* is .* so clients cannot be averaged by"
+    ):
         server.admit([card_of(2, "resnet10")])
-    assert set(server.cards) == {0, 1}
+    assert set(server.clients) == {0, 1}
 
 
 # Who measures a common test set -----------------------------------------------------------------
@@ -209,7 +211,7 @@ def test_averaged_buffers_are_the_mean_by_hand_and_counters_stay_integers() -> N
     server = server_for(contexts, "fedavg", feature_dim=8, batch_size=4, lr=0.05)
     updates = play(server, contexts, {}, 1, (0, 1))
     first, second = (updates[k].uplink.buffers for k in (0, 1))
-    down = server.make_downlink(server.cards[0], 2).buffers
+    down = server.make_downlink(server.clients[0], 2).buffers
     assert down.keys() == first.keys() == second.keys()
     assert any(name.endswith("running_var") for name in down)
     for name, item in down.items():
@@ -234,7 +236,7 @@ def test_local_buffers_never_travel_and_a_download_leaves_them_alone() -> None:
         own = {k: v.clone() for k, v in states[client].buffers.items()}
         assert own["backbone.bn1.num_batches_tracked"] == (2 if client == 0 else 4)
         context = dataclasses.replace(contexts[client], server_round=2, run=server.run)
-        down = server.make_downlink(server.cards[client], 2)
+        down = server.make_downlink(server.clients[client], 2)
         assert down.buffers == {}
         server.method.client().receive(context, states[client], down)
         parameters, buffers = split_state(states[client].model)
@@ -250,7 +252,7 @@ def test_local_buffers_never_travel_and_a_download_leaves_them_alone() -> None:
 
 def test_papers_count_parameters_only() -> None:
     server = a_server({0: NESTED[0]})
-    down = server.make_downlink(server.cards[0], 1)
+    down = server.make_downlink(server.clients[0], 1)
     model = build_model(NESTED[0], SHAPE, 8)
     parameters = sum(p.numel() for p in model.parameters())
     buffers = sum(b.numel() for b in model.buffers())

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from strategies.base.exchange import ClientUpdate
-from strategies.base.layerwise import WeightsPayload
+from strategies.base.messages import ClientUpdate
 from strategies.base.state import load_state, save_state
-from strategies.base.weights import RunningMean
+from strategies.common.layerwise import WeightsPayload
+from strategies.common.weights import RunningMean
 from tests.support import run_federation
 from tests.unit.layerwise_support import (
     NESTED,
@@ -31,7 +31,7 @@ class Arrays(dict[str, NDArray[Any]]):
 
 
 def test_a_round_holds_one_client_at_a_time() -> None:
-    """What was folded in is let go of, with all its arrays, before the next one is asked for."""
+    """What was aggregated is let go of, with all its arrays, before the next one is asked for."""
     server = a_server(dict.fromkeys(range(4), NESTED[0]))
     seen: list[weakref.ref[Any]] = []
 
@@ -88,7 +88,7 @@ def test_the_model_that_arrives_anew_is_not_stored_and_is_not_missed(tmp_path: P
         assert file.stat().st_size < 2_000
     context, server = a_context(8), a_server({0: NESTED[0]})
     context = dataclasses.replace(context, run=server.run)
-    half, down = server.method.client(), server.make_downlink(server.cards[0], 1)
+    half, down = server.method.client(), server.make_downlink(server.clients[0], 1)
     state = half.build(context)
     half.receive(context, state, down)
     half.train(context, state, down)

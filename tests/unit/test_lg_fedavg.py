@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from strategies.base.head import HeadPayload as Uplink
 from strategies.base.payload import PayloadError, count_scalars, pack, unpack
+from strategies.common.head import HeadPayload as Uplink
 from strategies.lg_fedavg import average_heads
 from tests.support import run_federation
 

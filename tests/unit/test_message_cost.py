@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from client_app import flops
-from strategies.base import optimizers
+from strategies.common import flops, optimizers
 from tests.support import Outcome, run_federation
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +23,7 @@ from client_app.app import app
 from models.build import proven
 from tests.support import run_federation
 
-def without_trial(message, context):  # the roll call, which tries models, is a message by itself
+def without_trial(message, context):  # the registration, which tries models, is a message by itself
     if message.metadata.message_type != "query":
         return app(message, context)
     with proven():

@@ -1,4 +1,4 @@
-"""Options: a value of the wrong type or range is refused with key, value and what is accepted."""
+"""Options: a value of the wrong type or range is refused with key, value and what is expected."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_refused_values_are_named(key: str, value: object, accepted: str) -> Non
     with pytest.raises(ConfigError) as caught:
         parse(**{key: value})
     text = str(caught.value)
-    assert text.startswith(f"{key.replace('_', '-')} = {value!r}: accepted is {accepted}")
+    assert text.startswith(f"{key.replace('_', '-')} = {value!r}: expected {accepted}")
     assert "\n" not in text
 
 

@@ -19,11 +19,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from models import InputShape, build_model, count_parameters, list_models, model_info
-from strategies.base.exchange import (
-    CARD,
+from strategies.base.messages import (
+    CLIENT_INFO,
     INFO,
     METRICS,
-    Card,
+    ClientInfo,
     ClientUpdate,
     MetricRow,
     metrics_record,
@@ -537,7 +537,7 @@ def drop(name: str) -> Callable[[RecordDict], None]:
 REPLY_CASES: dict[str, tuple[Callable[[RecordDict], None], str]] = {
     "undeclared record": (record("weights", ConfigRecord()), "weights.*not declared"),
     "undeclared model": (record("model", ArrayRecord([np.ones(2)])), "model.*not declared"),
-    "a card": (record(CARD, ConfigRecord()), "card.*not declared"),
+    "client information": (record(CLIENT_INFO, ConfigRecord()), "client.*not declared"),
     "record with a strange name": (record("a\nb", ConfigRecord()), r"a\\nb.*not declared"),
     "no info": (drop(INFO), "client-id"),
     "info of another kind": (record(INFO, MetricRecord()), "client-id"),
@@ -725,8 +725,8 @@ def test_random_values_are_refused_or_well_formed() -> None:
 # Cards ------------------------------------------------------------------------------------------
 
 
-def a_card() -> Card:
-    return Card(
+def a_client_info() -> ClientInfo:
+    return ClientInfo(
         client_id=1, model="cnn5", parameters=10, raw_dim=500, feature_dim=512, num_classes=3,
         channels=1, image_size=8, class_hash="h", classes=[0, 2], class_counts=[4, 1],
         train_examples=5, validation_examples=0, test_examples=2, device="cpu", data_hash="x",
@@ -734,7 +734,7 @@ def a_card() -> Card:
 
 
 def test_a_card_comes_back() -> None:
-    assert Card.from_record(a_card().to_record()) == a_card()
+    assert ClientInfo.from_record(a_client_info().to_record()) == a_client_info()
 
 
 @pytest.mark.parametrize(
@@ -754,10 +754,10 @@ def test_a_card_comes_back() -> None:
     ],
 )
 def test_contradicting_cards_are_refused(field: str, value: Any, message: str) -> None:
-    values = dict(a_card().to_record())
+    values = dict(a_client_info().to_record())
     if value is None:
         del values[field]
     else:
         values[field] = value
     with pytest.raises(PayloadError, match=message):
-        Card.from_record(values)
+        ClientInfo.from_record(values)

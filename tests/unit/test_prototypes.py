@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from strategies.base.prototypes import (
+from strategies.common.prototypes import (
     CHUNK,
     ClassAverage,
     class_means,

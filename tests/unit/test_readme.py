@@ -22,7 +22,7 @@ def config_table() -> str:
         if "rule" not in field.metadata:
             continue
         shown = f'"{field.default}"' if isinstance(field.default, str) else field.default
-        accepted = field.metadata["rule"].accepted()
+        accepted = field.metadata["rule"].expected()
         lines.append(f"| {key_of(field.name)} | {shown} | {accepted} |")
     return "\n".join(lines)
 

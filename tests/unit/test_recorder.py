@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from server_app.recorder import HEADERS, Recorder, read_rows, weighted_mean
-from server_app.round_result import Failure, RoundResult, Traffic
-from server_app.scores import TaskScore
-from strategies.base.exchange import MetricRow
+from server_app.records.recorder import HEADERS, Recorder, read_rows, weighted_mean
+from server_app.records.round_result import Failure, RoundResult, Traffic
+from server_app.records.scores import TaskScore
+from strategies.base.messages import MetricRow
 from strategies.base.state import StateError
-from tests.unit.task_runs import MIXED, metrics_of, write_cards
+from tests.unit.task_runs import MIXED, metrics_of, write_clients
 from tests.unit.task_runs import a_round as a_mixed_round
 
 
@@ -50,7 +50,7 @@ def recorded(directory: Path) -> Recorder:
     recorder.add(a_round(1))
     recorder.add(a_round(2, accuracies=(0.25, 0.5)))
     problems = [(5, 'node said "no", twice'), (None, "x")]
-    recorder.add_failures(2, [Failure(client, "roll call", text) for client, text in problems])
+    recorder.add_failures(2, [Failure(client, "registration", text) for client, text in problems])
     recorder.add(closing(2), closing=True)
     return recorder
 
@@ -107,7 +107,7 @@ def test_the_closing_evaluation_is_marked(tmp_path: Path) -> None:
     assert lines(tmp_path / "rounds.csv")[-1] == "2,1.0000,0.5000,0,1,1,0.75,,1,True"
     assert lines(tmp_path / "traffic.csv")[-1] == "2,0,uplink,1,0,100,closing"
     assert lines(tmp_path / "failures.csv")[1:] == [
-        '2,5,roll call,"node said ""no"", twice"', "2,,roll call,x", "2,1,closing,gone"
+        '2,5,registration,"node said ""no"", twice"', "2,,registration,x", "2,1,closing,gone"
     ]  # fmt: skip
     assert recorder.accuracy == {0: 0.75, 1: 0.5}
 
@@ -203,7 +203,7 @@ def test_means_are_weighted() -> None:
 
 def test_a_client_is_remembered_by_the_metric_of_its_task(tmp_path: Path) -> None:
     """Client 0's accuracy is not its main score; client 5, a text client, has one."""
-    write_cards(tmp_path, MIXED)
+    write_clients(tmp_path, MIXED)
     recorder = Recorder(tmp_path)
     recorder.begin(0)
     tests = {0: 0.25, 1: 0.75, 2: 0.5, 3: 1.0, 4: 0.125, 5: 0.25}
@@ -229,7 +229,7 @@ def test_a_client_is_remembered_by_the_metric_of_its_task(tmp_path: Path) -> Non
 
 
 def test_the_best_mean_of_a_task_leaves_the_closing_out(tmp_path: Path) -> None:
-    write_cards(tmp_path, MIXED)
+    write_clients(tmp_path, MIXED)
     metrics = metrics_of(MIXED)
     recorder = Recorder(tmp_path)
     recorder.begin(0)
@@ -245,10 +245,10 @@ def test_the_best_mean_of_a_task_leaves_the_closing_out(tmp_path: Path) -> None:
 
 
 def test_a_client_that_joined_is_looked_up(tmp_path: Path) -> None:
-    write_cards(tmp_path, MIXED[2:3])
+    write_clients(tmp_path, MIXED[2:3])
     recorder = Recorder(tmp_path)
     recorder.begin(0)
-    write_cards(tmp_path, [MIXED[2], MIXED[0]])
+    write_clients(tmp_path, [MIXED[2], MIXED[0]])
     recorder.add(a_mixed_round(1, ["accuracy", "map"], {0: 0.5, 1: 0.25}))
     assert recorder.accuracy == {0: 0.5, 1: 0.25}
     assert [score.task for score in recorder.latest] == ["classification", "multilabel"]

@@ -20,7 +20,7 @@ from tests.unit.task_runs import (
     metrics_of,
     published,
     record,
-    write_cards,
+    write_clients,
 )
 from tests.unit.test_report import page_of, parse
 
@@ -32,7 +32,7 @@ LAST = {0: 0.3, 1: 0.5, 2: 0.6, 3: 0.8, 4: 0.35, 5: 0.65}
 
 def mixed_run(directory: Path, tasks: tuple[str, ...] = MIXED) -> Path:
     """Write a run of two rounds; the best round of multilabel is the first by validation."""
-    write_cards(directory, tasks)
+    write_clients(directory, tasks)
     clients = range(len(tasks))
     first = a_round(1, METRICS, {i: FIRST[i] for i in clients}, validations={0: 0.9, 2: 0.1})
     last = a_round(2, METRICS, {i: LAST[i] for i in clients}, validations={0: 0.1, 2: 0.9})
@@ -154,7 +154,7 @@ def test_a_run_still_going_shows_its_latest_scores(tmp_path: Path) -> None:
     page = text_of(page_of(run))
     assert "latest multilabel map 40.0 % round 2; 2 of 2 clients" in page
     assert "final" not in page.split("Scores and loss")[0]
-    write_cards(tmp_path / "new", MIXED)
+    write_clients(tmp_path / "new", MIXED)
     record(tmp_path / "new", [a_round(1, METRICS, {})])
     page = text_of(page_of(tmp_path / "new"))
     assert page.count("no evaluation so far") == 4

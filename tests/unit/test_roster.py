@@ -1,4 +1,4 @@
-"""The roster: who answers the roll call, who fits, who comes later and who comes back."""
+"""The roster: who answers the registration, who fits, who comes later and who comes back."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from server_app import roster as roster_module
-from server_app.inbox import Answer, Inbox, Sent
-from server_app.roster import Roster
-from strategies.base.exchange import CARD, Card, MessageFactory
+from server_app.rounds import roster as roster_module
+from server_app.rounds.roster import Roster
+from server_app.rounds.transport import Answer, Sent, Transport
+from strategies.base.messages import CLIENT_INFO, ClientInfo, MessageFactory
 from strategies.base.run_config import parse_run_config
-from strategies.base.server import RosterError
+from strategies.base.server import RegistrationError
 
 
-def a_card(client: int, **changes: Any) -> Card:
-    card = Card(
+def a_client_info(client: int, **changes: Any) -> ClientInfo:
+    info = ClientInfo(
         client_id=client, model="cnn5", parameters=10, raw_dim=500, feature_dim=512, num_classes=10,
         channels=1, image_size=32, class_hash="aa", classes=[0, 2], class_counts=[4, 1],
         train_examples=5, validation_examples=0, test_examples=2, device="cpu", data_hash="x",
     )  # fmt: skip
-    return dataclasses.replace(card, **changes)
+    return dataclasses.replace(info, **changes)
 
 
 class FakeGrid:
-    """Nodes that come and go; `answers` says what each one replies to the roll call."""
+    """Nodes that come and go; `answers` says what each one replies to the registration."""
 
     def __init__(self, answers: dict[int, Any]) -> None:
         self.answers = answers
@@ -60,12 +60,12 @@ class FakeGrid:
 
     def _reply(self, to: str, node: int, answer: Any) -> Any:
         error = isinstance(answer, Exception)
-        record = answer.to_record() if isinstance(answer, Card) else answer
+        record = answer.to_record() if isinstance(answer, ClientInfo) else answer
         return SimpleNamespace(
             metadata=SimpleNamespace(reply_to_message_id=to, src_node_id=node),
             has_error=lambda: error,
             error=SimpleNamespace(code=2, reason=str(answer)),
-            content=None if error else RecordDict({CARD: record}),
+            content=None if error else RecordDict({CLIENT_INFO: record}),
         )
 
 
@@ -83,20 +83,20 @@ def a_roster(answers: dict[int, Any], **config: Any) -> tuple[Roster, FakeGrid]:
     run = parse_run_config({"wait-timeout": 0.1, "round-timeout": 0.4, **keys})
     grid = FakeGrid(answers)
     messages = MessageFactory("run", {}, ttl=10)
-    return Roster(run.chosen_method.server(run), Inbox(cast(Grid, grid)), messages), grid
+    return Roster(run.chosen_method.server(run), Transport(cast(Grid, grid)), messages), grid
 
 
 def join(roster: Roster) -> None:
-    """What a round does with the nodes that came and the cards that arrived."""
+    """What a round does with the nodes that came and the client information that arrived."""
     roster.invite()
-    for answer in roster.inbox.arrived():
+    for answer in roster.transport.arrived():
         roster.take(answer)
 
 
 def test_clients_are_known_by_their_own_ids() -> None:
-    roster, grid = a_roster({71: a_card(2), 35: a_card(0), 58: a_card(1)})
+    roster, grid = a_roster({71: a_client_info(2), 35: a_client_info(0), 58: a_client_info(1)})
     roster.assemble()
-    assert list(roster.strategy.cards) == [0, 1, 2]
+    assert list(roster.strategy.clients) == [0, 1, 2]
     assert roster.messages.nodes == {0: 35, 1: 58, 2: 71}
     assert roster.online() == [0, 1, 2]
     assert sorted(grid.asked) == [35, 58, 71]
@@ -106,82 +106,88 @@ def test_clients_are_known_by_their_own_ids() -> None:
 
 def test_too_few_nodes_end_the_wait(capsys: pytest.CaptureFixture[str]) -> None:
     """U51."""
-    roster, _ = a_roster({35: a_card(0)}, min_clients=2)
+    roster, _ = a_roster({35: a_client_info(0)}, min_clients=2)
     started = time.monotonic()
-    with pytest.raises(RosterError, match=r"^1 of 2 clients after 0\.1 s \(min-clients, wait-t"):
+    with pytest.raises(
+        RegistrationError, match=r"^1 of 2 clients after 0\.1 s \(min-clients, wait-t"
+    ):
         roster.assemble()
     assert time.monotonic() - started < 2
     assert "waiting for 2 clients, 1 here" in capsys.readouterr().out
 
 
 def test_one_node_is_enough_if_the_run_says_so() -> None:
-    roster, _ = a_roster({35: a_card(0)}, min_clients=1)
+    roster, _ = a_roster({35: a_client_info(0)}, min_clients=1)
     roster.assemble()
     assert roster.online() == [0]
 
 
 def test_nodes_that_come_in_time_are_waited_for() -> None:
-    roster, grid = a_roster({35: a_card(0), 36: a_card(1)}, wait_timeout=5.0)
+    roster, grid = a_roster({35: a_client_info(0), 36: a_client_info(1)}, wait_timeout=5.0)
     grid.nodes = [35]
     looks = iter(range(100))
     grid.get_node_ids = lambda: [35] if next(looks) < 3 else [35, 36]  # type: ignore[method-assign]
     roster.assemble()
-    assert list(roster.strategy.cards) == [0, 1]
+    assert list(roster.strategy.clients) == [0, 1]
 
 
 def test_a_silent_node_does_not_block_for_ever() -> None:
-    roster, _ = a_roster({35: a_card(0), 36: a_card(1), 37: None})
+    roster, _ = a_roster({35: a_client_info(0), 36: a_client_info(1), 37: None})
     started = time.monotonic()
     roster.assemble()
     assert time.monotonic() - started < 2
-    assert list(roster.strategy.cards) == [0, 1]
-    assert roster.inbox.outstanding("query") == 1  # its card is still welcome
+    assert list(roster.strategy.clients) == [0, 1]
+    assert roster.transport.outstanding("query") == 1  # its client information is still welcome
 
 
 def test_silence_of_too_many_is_an_error() -> None:
-    roster, _ = a_roster({35: a_card(0), 36: None})
+    roster, _ = a_roster({35: a_client_info(0), 36: None})
     started = time.monotonic()
-    with pytest.raises(RosterError, match=r"^1 of 2 clients answered the roll call"):
+    with pytest.raises(RegistrationError, match=r"^1 of 2 clients answered the registration"):
         roster.assemble()
     assert time.monotonic() - started < 3
 
 
 def test_failures_are_named_when_too_few_are_left() -> None:
-    roster, _ = a_roster({35: a_card(0), 36: ValueError("no disk")})
-    with pytest.raises(RosterError, match=r"1 of 2 clients answered.*; node 36: no disk"):
+    roster, _ = a_roster({35: a_client_info(0), 36: ValueError("no disk")})
+    with pytest.raises(RegistrationError, match=r"1 of 2 clients answered.*; node 36: no disk"):
         roster.assemble()
 
 
 def test_a_failing_client_is_left_out_or_stops_the_run() -> None:
-    answers = {35: a_card(0), 36: a_card(1), 37: ValueError("no disk")}
+    answers = {35: a_client_info(0), 36: a_client_info(1), 37: ValueError("no disk")}
     roster, _ = a_roster(answers)
     roster.assemble()
     assert roster.problems == [(None, "node 37: no disk")]
     roster, _ = a_roster(answers, on_client_error="stop")
-    with pytest.raises(RosterError, match=r"^node 37: no disk"):
+    with pytest.raises(RegistrationError, match=r"^node 37: no disk"):
         roster.assemble()
 
 
 def test_a_mistake_in_the_set_up_stops_the_run() -> None:
     problem = ConfigRecord({"problem": "ModelError: model 'cnn99' is unknown", "who": "2"})
-    roster, _ = a_roster({35: a_card(0), 36: a_card(1), 37: problem})
-    with pytest.raises(RosterError, match=r"^client 2: ModelError: model 'cnn99' is unknown$"):
+    roster, _ = a_roster({35: a_client_info(0), 36: a_client_info(1), 37: problem})
+    with pytest.raises(
+        RegistrationError, match=r"^client 2: ModelError: model 'cnn99' is unknown$"
+    ):
         roster.assemble()
 
 
 def test_an_unreadable_card_stops_the_run() -> None:
-    broken = ConfigRecord({**a_card(2).to_record(), "classes": [0, 99]})
-    roster, _ = a_roster({35: a_card(0), 36: a_card(1), 37: broken})
-    with pytest.raises(RosterError, match=r"^node 37: card: classes .* contradict num_classes"):
+    broken = ConfigRecord({**a_client_info(2).to_record(), "classes": [0, 99]})
+    roster, _ = a_roster({35: a_client_info(0), 36: a_client_info(1), 37: broken})
+    with pytest.raises(
+        RegistrationError, match=r"^node 37: client information: classes .* contradict num_classes"
+    ):
         roster.assemble()
-    roster, _ = a_roster({35: a_card(0), 36: ConfigRecord()})
-    with pytest.raises(RosterError, match=r"^node 36: card: client_id = None"):
+    roster, _ = a_roster({35: a_client_info(0), 36: ConfigRecord()})
+    with pytest.raises(RegistrationError, match=r"^node 36: client information: client_id = None"):
         roster.assemble()
 
 
 def test_two_nodes_with_one_id_are_an_error() -> None:
-    roster, _ = a_roster({35: a_card(0), 36: a_card(0)})
-    with pytest.raises(RosterError, match=r"^client 0: two connected nodes have this id"):
+    roster, _ = a_roster({35: a_client_info(0), 36: a_client_info(0)})
+    with pytest.raises(RegistrationError, match=r"^client 0: two connected nodes have this id"):
         roster.assemble()
 
 
@@ -191,21 +197,23 @@ def test_two_nodes_with_one_id_are_an_error() -> None:
 )
 def test_contradicting_data_sets_are_named(field: str, value: Any) -> None:
     """U07: the client, what it has, and what the others have."""
-    usual = getattr(a_card(0), field)
-    roster, _ = a_roster({35: a_card(0, **{field: value}), 36: a_card(1), 37: a_card(2)})
-    with pytest.raises(RosterError) as caught:
+    usual = getattr(a_client_info(0), field)
+    roster, _ = a_roster(
+        {35: a_client_info(0, **{field: value}), 36: a_client_info(1), 37: a_client_info(2)}
+    )
+    with pytest.raises(RegistrationError) as caught:
         roster.assemble()
     assert str(caught.value).startswith(
         f"client 0: {field} is {value}, the others have {usual}; all clients need the same classes"
     )
     assert "client 1" not in str(caught.value)
-    assert roster.strategy.cards == {}
+    assert roster.strategy.clients == {}
 
 
 def test_a_late_joiner_with_other_classes_is_left_out() -> None:
-    roster, grid = a_roster({35: a_card(0), 36: a_card(1)})
+    roster, grid = a_roster({35: a_client_info(0), 36: a_client_info(1)})
     roster.assemble()
-    grid.answers[37] = a_card(2, class_hash="bb")
+    grid.answers[37] = a_client_info(2, class_hash="bb")
     grid.nodes.append(37)
     join(roster)
     assert [client for client, _ in roster.problems] == [2]
@@ -216,25 +224,25 @@ def test_a_late_joiner_with_other_classes_is_left_out() -> None:
 
 def test_a_wrong_width_names_client_model_and_both_widths() -> None:
     """U01."""
-    wide = a_card(1, model="my.nets:wide", feature_dim=768)
-    roster, _ = a_roster({35: a_card(0), 36: wide})
-    with pytest.raises(RosterError) as caught:
+    wide = a_client_info(1, model="my.nets:wide", feature_dim=768)
+    roster, _ = a_roster({35: a_client_info(0), 36: wide})
+    with pytest.raises(RegistrationError) as caught:
         roster.assemble()
     text = str(caught.value)
     for part in ("client 1", "my.nets:wide", "768", "512", "fedre", "feature-dim"):
         assert part in text
-    roster, _ = a_roster({35: a_card(0), 36: wide}, method="local")
+    roster, _ = a_roster({35: a_client_info(0), 36: wide}, method="local")
     roster.assemble()  # needs no common width
 
 
 def test_a_late_joiner_is_admitted() -> None:
-    roster, grid = a_roster({35: a_card(0), 36: a_card(1)})
+    roster, grid = a_roster({35: a_client_info(0), 36: a_client_info(1)})
     roster.assemble()
-    grid.answers[40] = a_card(7)
+    grid.answers[40] = a_client_info(7)
     grid.nodes.append(40)
     join(roster)
     assert roster.online() == [0, 1, 7]
-    assert roster.strategy.cards[7].client_id == 7
+    assert roster.strategy.clients[7].client_id == 7
     assert roster.problems == []
     asked = len(grid.asked)
     join(roster)
@@ -242,7 +250,7 @@ def test_a_late_joiner_is_admitted() -> None:
 
 
 def test_a_client_that_failed_the_roll_call_is_noted_and_the_run_goes_on() -> None:
-    roster, grid = a_roster({35: a_card(0), 36: a_card(1)})
+    roster, grid = a_roster({35: a_client_info(0), 36: a_client_info(1)})
     roster.assemble()
     grid.answers[40] = ConfigRecord({"problem": "DataError: no images", "who": "4"})
     grid.nodes.append(40)
@@ -252,11 +260,11 @@ def test_a_client_that_failed_the_roll_call_is_noted_and_the_run_goes_on() -> No
 
 def test_a_restarted_client_replaces_its_old_node() -> None:
     """U54: the same client id under a new node id."""
-    roster, grid = a_roster({35: a_card(0), 36: a_card(1)})
+    roster, grid = a_roster({35: a_client_info(0), 36: a_client_info(1)})
     roster.assemble()
     grid.nodes.remove(36)
     assert roster.online() == [0]
-    grid.answers[90] = a_card(1)
+    grid.answers[90] = a_client_info(1)
     grid.nodes.append(90)
     join(roster)
     assert roster.messages.nodes == {0: 35, 1: 90}
@@ -265,9 +273,9 @@ def test_a_restarted_client_replaces_its_old_node() -> None:
 
 def test_a_client_back_before_its_old_node_is_noticed_gone_joins_later() -> None:
     """U54: Flower takes up to a minute to notice; the client must not be lost for the run."""
-    roster, grid = a_roster({35: a_card(0), 36: a_card(1)})
+    roster, grid = a_roster({35: a_client_info(0), 36: a_client_info(1)})
     roster.assemble()
-    grid.answers[90] = a_card(1)
+    grid.answers[90] = a_client_info(1)
     grid.nodes.append(90)
     join(roster)
     join(roster)
@@ -280,17 +288,17 @@ def test_a_client_back_before_its_old_node_is_noticed_gone_joins_later() -> None
 
 
 def test_who_is_away_is_waited_for_and_named() -> None:
-    roster, grid = a_roster({35: a_card(0), 36: a_card(1)})
+    roster, grid = a_roster({35: a_client_info(0), 36: a_client_info(1)})
     roster.assemble()
     grid.nodes.remove(36)
-    with pytest.raises(RosterError, match=r"^1 of 2 clients after 0\.1 s"):
+    with pytest.raises(RegistrationError, match=r"^1 of 2 clients after 0\.1 s"):
         roster.wait_online()
-    grid.answers[91] = a_card(1)
+    grid.answers[91] = a_client_info(1)
     grid.nodes.append(91)
     assert roster.wait_online() == [0, 1]
 
 
 def test_an_error_answer_at_the_wrong_time_is_noted() -> None:
-    roster, _ = a_roster({35: a_card(0), 36: a_card(1)})
+    roster, _ = a_roster({35: a_client_info(0), 36: a_client_info(1)})
     roster.take(Answer(Sent("query", 99, None), None, "ValueError: late"))
     assert roster.problems == [(None, "node 99: ValueError: late")]

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from server_app.run_directory import RunDirectory, write_atomically
+from server_app.records.run_directory import RunDirectory, write_atomically
 from strategies.base.files import NotWrittenError
 from strategies.base.options import ConfigError
 from strategies.base.run_config import RunConfig, parse_run_config
-from tests.unit.test_roster import a_card
+from tests.unit.test_roster import a_client_info
 
 
 def config(directory: Path, **values: Any) -> RunConfig:
@@ -174,14 +174,16 @@ def test_files_are_replaced_whole_or_not_at_all(
 
 def test_cards_are_written_and_compared_on_resume(tmp_path: Path) -> None:
     opened = made(tmp_path)
-    opened.write_cards({1: a_card(1), 0: a_card(0)})
+    opened.write_clients({1: a_client_info(1), 0: a_client_info(0)})
     lines = (tmp_path / "a" / "clients.csv").read_text().splitlines()
     assert lines[0].startswith("client,model,parameters,")
     assert lines[1].startswith("0,cnn5,10,500,512,10,1,32,aa,0 2,4 1,5,0,2,cpu,x")
     assert len(lines) == 3
     again = RunDirectory.open(config(tmp_path, resume="a"))
     again.release()
-    again.write_cards({2: a_card(2), 0: a_card(0)})  # who is new or away is no contradiction
+    again.write_clients(
+        {2: a_client_info(2), 0: a_client_info(0)}
+    )  # who is new or away is no contradiction
     lines = (tmp_path / "a" / "clients.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in lines] == ["client", "0", "1", "2"]
     assert lines[2].replace("1", "0", 1).startswith("0,cnn5,10,500,512,10,1,32,aa,0 2,4 1,5,0,2")
@@ -189,14 +191,14 @@ def test_cards_are_written_and_compared_on_resume(tmp_path: Path) -> None:
         ({"model": "cnn1"}, "client 0: model was cnn5 when it joined and is cnn1 now"),
         ({"data_hash": "y"}, "client 0: data_hash was x when it joined and is y now"),
     ):
-        assert text in str(again.refuse(a_card(0, **changed)))
-    assert again.refuse(a_card(0)) is None
-    assert again.refuse(a_card(7)) is None
+        assert text in str(again.refuse(a_client_info(0, **changed)))
+    assert again.refuse(a_client_info(0)) is None
+    assert again.refuse(a_client_info(7)) is None
 
 
 @pytest.mark.parametrize("status", ["failed", "interrupted"])
 def test_a_name_whose_run_never_began_is_free(tmp_path: Path, status: str) -> None:
-    """A run that ended at its roll call has left nothing; a run with rounds is kept."""
+    """A run that ended at its registration has left nothing; a run with rounds is kept."""
     failed = made(tmp_path)
     failed.set_status(status, reason="no data")
     failed.release()
@@ -216,5 +218,5 @@ def test_damaged_configuration_is_named(tmp_path: Path) -> None:
 
 
 def test_no_partial_files_are_left(tmp_path: Path) -> None:
-    made(tmp_path).write_cards({0: a_card(0)})
+    made(tmp_path).write_clients({0: a_client_info(0)})
     assert sorted(os.listdir(tmp_path / "a")) == ["clients.csv", "config.json", "run.lock"]

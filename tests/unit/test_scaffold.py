@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from strategies.base.payload import count_scalars
-from strategies.base.weights import RunningMean
+from strategies.common.weights import RunningMean
 from strategies.scaffold import Correction, Uplink
 from tests.support import run_federation
 from tests.unit.layerwise_support import (
@@ -58,7 +58,7 @@ def test_two_clients_of_a_linear_model_against_numpy(server_lr: float) -> None:
         w = w + server_lr * np.mean(moves, axis=0)
         c = c + len(participants) / 2 * np.mean(drifts, axis=0)
         np.testing.assert_allclose(joined(server.state.weights), w, rtol=1e-5, atol=1e-6)
-        found = server.make_downlink(server.cards[0], number + 1)
+        found = server.make_downlink(server.clients[0], number + 1)
         np.testing.assert_allclose(joined(found.controls), c, rtol=1e-5, atol=2e-5)
         for k, state in states.items():
             np.testing.assert_allclose(joined(state.controls), own[k], rtol=1e-5, atol=2e-5)
@@ -105,7 +105,7 @@ def test_c_is_the_mean_of_all_controls() -> None:
     states: dict[int, Any] = {}
     for number in (1, 2):
         play(server, contexts, states, number, contexts)
-        down = server.make_downlink(server.cards[2], number + 1).controls
+        down = server.make_downlink(server.clients[2], number + 1).controls
         counts = set()
         for name, item in down.items():
             owned = [s.controls[name] for s in states.values() if name in s.controls]
@@ -128,10 +128,10 @@ def test_sums_of_two_clients_by_hand() -> None:
     ]
     server.aggregate(1, (update(k, 1 + k, uplink) for k, uplink in enumerate(uplinks)))
     torch.testing.assert_close(server.state.weights["head.bias"], start + 1.5)
-    bias = server.make_downlink(server.cards[0], 2).controls["head.bias"]
+    bias = server.make_downlink(server.clients[0], 2).controls["head.bias"]
     np.testing.assert_allclose(bias, 2 / 3 * 4.5)
     server.admit([card_of(3, NESTED[1])])
-    down = server.make_downlink(server.cards[3], 2).controls
+    down = server.make_downlink(server.clients[3], 2).controls
     np.testing.assert_allclose(down["head.bias"], 9 / 4)
     assert not down["backbone.layer3.1.conv1.weight"].any()
 
@@ -143,7 +143,7 @@ def test_mean_of_changes_may_be_weighted_that_of_controls_is_not() -> None:
     fill = {k: {n: np.full_like(v, k) for n, v in weights.items()} for k in (0, 1)}
     server.aggregate(1, (update(k, 1 + 2 * k, Uplink(fill[k], buffers, fill[k])) for k in (0, 1)))
     torch.testing.assert_close(server.state.weights["head.bias"], start + 0.75)
-    down = server.make_downlink(server.cards[0], 2).controls["head.bias"]
+    down = server.make_downlink(server.clients[0], 2).controls["head.bias"]
     np.testing.assert_allclose(down, 0.5)
 
 
@@ -155,7 +155,7 @@ def test_a_client_never_seen_has_zero_controls() -> None:
     play(server, contexts, states, 1, [0])
     half = server.method.client()
     assert half.build(contexts[1]).controls == {}
-    w, down = joined(server.state.weights), server.make_downlink(server.cards[1], 2)
+    w, down = joined(server.state.weights), server.make_downlink(server.clients[1], 2)
     c = joined(down.controls)
     assert np.abs(c).max() > 0.01
     play(server, contexts, states, 2, [1])
@@ -180,9 +180,9 @@ def test_the_correction_moves_weights_and_counts() -> None:
 def test_scalars_are_twice_the_parameters_both_ways() -> None:
     contexts = {0: a_context(4)}
     server = server_for(contexts, "scaffold", feature_dim=8)
-    down = server.make_downlink(server.cards[0], 1)
+    down = server.make_downlink(server.clients[0], 1)
     sent = play(server, contexts, {}, 1, [0])[0].uplink
-    parameters = server.cards[0].parameters
+    parameters = server.clients[0].parameters
     buffers = sum(item.size for item in down.buffers.values())
     for payload in (down, sent):
         assert count_scalars(payload) == (2 * parameters, 2 * parameters + buffers)

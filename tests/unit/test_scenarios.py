@@ -14,15 +14,15 @@ import torch
 from flwr.app import Context, Error, Message
 
 from client_app.app import make_client_app
-from client_app.runner import FLOPS
+from client_app.handlers import FLOPS
 from client_app.state_store import state_directory
-from server_app.inprocess import InProcessGrid
-from server_app.round import RunError
-from strategies.base.exchange import CONTROL
+from server_app.rounds.exchange import RunError
+from server_app.rounds.in_process import InProcessGrid
+from strategies.base.messages import CONTROL
 from strategies.base.method import get_method
 from strategies.base.options import ConfigError
 from strategies.base.payload import ARRAYS, MANIFEST
-from strategies.base.server import RosterError
+from strategies.base.server import RegistrationError
 from tests.support import Outcome, run_federation
 
 
@@ -114,7 +114,7 @@ def test_contradicting_data_is_named(tmp_path: Path) -> None:
         for k in range(4):
             Image.new("L", (32, 32), color=40 * k).save(folder / "train" / name / f"{k}.png")
     nodes = {2: {"client-id": 2, "data-dir": str(folder)}}
-    with pytest.raises(RosterError, match=r"client 2.*2.*10"):
+    with pytest.raises(RegistrationError, match=r"client 2.*2.*10"):
         run_federation(tmp_path, 3, nodes=nodes)
 
 
@@ -211,7 +211,7 @@ def test_rotating_pair_and_too_few_clients(tmp_path: Path) -> None:
     """U26: two of three rotate; with fewer than min-clients the number needed is said."""
     run = run_federation(tmp_path / "a", 3, sample_fraction=0.67, num_rounds=3)
     assert {r["participants"] for r in run.rows("rounds") if r["closing"] == "False"} == {"2"}
-    with pytest.raises(RosterError, match="1 of 2 clients"):
+    with pytest.raises(RegistrationError, match="1 of 2 clients"):
         run_federation(tmp_path / "b", 1, wait_timeout=0.3)
     alone = run_federation(tmp_path / "c", 1, min_clients=1, num_rounds=1)
     assert alone.config["status"] == "completed"
@@ -442,7 +442,7 @@ def test_no_training_examples_anywhere_is_an_error(tmp_path: Path) -> None:
 
         Image.new("L", (32, 32)).save(folder / "test" / "a" / "0.png")
         nodes[client] = {"client-id": client, "data-dir": str(folder)}
-    with pytest.raises((RunError, RosterError), match=r"no .*training|train/"):
+    with pytest.raises((RunError, RegistrationError), match=r"no .*training|train/"):
         run_federation(tmp_path, 2, nodes=nodes, subset=1.0, models="cnn5, cnn4")
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from strategies.base.run_config import parse_run_config
-from tests.unit.test_roster import a_card
+from tests.unit.test_roster import a_client_info
 
 
 def a_strategy(clients: list[int], *, empty: tuple[int, ...] = (), **config: Any) -> Any:
@@ -17,7 +17,9 @@ def a_strategy(clients: list[int], *, empty: tuple[int, ...] = (), **config: Any
     run = parse_run_config({"method": "local", **keys})
     strategy = run.chosen_method.server(run)
     strategy.admit(
-        a_card(i, classes=[], class_counts=[], train_examples=0) if i in empty else a_card(i)
+        a_client_info(i, classes=[], class_counts=[], train_examples=0)
+        if i in empty
+        else a_client_info(i)
         for i in clients
     )
     return strategy

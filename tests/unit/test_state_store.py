@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from client_app.state_store import StateStore, prune_rounds, state_directory
+from client_app.state_store import StateStore, state_directory
+from strategies.base.round_files import prune_rounds
 from strategies.base.state import StateError
 
 ABOUT: dict[str, Any] = {

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from server_app.recorder import Recorder
-from server_app.round_result import Failure, RoundResult, Traffic
-from server_app.summary import summarise
-from strategies.base.exchange import MetricRow
+from server_app.records.recorder import Recorder
+from server_app.records.round_result import Failure, RoundResult, Traffic
+from server_app.records.summary import summarise
+from strategies.base.messages import MetricRow
 from strategies.base.run_config import RunConfig
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from deploy.fleet import Restarts
-from deploy.supervisor import FAILED, HELD, PAUSING, RUNNING, Spec, Supervisor
-from deploy.watchdog import Watchdog
-from server_app.flower.processes import end_family, family
+from deploy.fleet.description import Restarts
+from deploy.fleet.supervisor import FAILED, HELD, PAUSING, RUNNING, Spec, Supervisor
+from deploy.fleet.watchdog import Watchdog
+from deploy.flower.processes import end_family, family
 
 SLEEP = "import time; print('here', flush=True); time.sleep(60)"
 END = "print('[code: 2004] Failed to activate SuperNode.'); raise SystemExit(3)"
@@ -177,7 +177,7 @@ def test_programs_end_in_the_order_asked_for(tmp_path: Path) -> None:
 
 SIGNALLED = """
 import os, signal, sys
-from server_app.flower.processes import terminate_as_interrupt, uninterrupted
+from deploy.flower.processes import terminate_as_interrupt, uninterrupted
 number = int(sys.argv[1])
 try:
     with terminate_as_interrupt():

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from strategies.base.options import ConfigError
-from strategies.base.server import RosterError
+from strategies.base.server import RegistrationError
 from tests.support import Outcome, run_federation
 
 TASKS = "multilabel@scenes, segmentation@scenes, text@scenes, classification@digits[0-4]"
@@ -36,9 +36,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Outcome]:
 def test_every_client_is_measured_by_its_own_task(pair: tuple[Outcome, Outcome]) -> None:
     for run in pair:
         assert run.rows("failures") == []
-        cards = {row["client"]: (row["task"], row["metric"]) for row in run.rows("clients")}
-        assert {client: metric for client, (_, metric) in cards.items()} == METRICS
-        assert cards["3"][0] == "classification@digits[0+1+2+3+4]"
+        infos = {row["client"]: (row["task"], row["metric"]) for row in run.rows("clients")}
+        assert {client: metric for client, (_, metric) in infos.items()} == METRICS
+        assert infos["3"][0] == "classification@digits[0+1+2+3+4]"
         scores = {
             (row["client"], row["metric"])
             for row in run.metrics(phase="post", round=2)
@@ -113,13 +113,15 @@ def test_pretrained_families_with_adapters_are_aligned(tmp_path: Path) -> None:
 
 
 def test_a_method_for_one_task_refuses_tasks(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"tasks = .*accepted is an empty text with"):
+    with pytest.raises(ConfigError, match=r"tasks = .*expected an empty text with"):
         run_federation(tmp_path, 4, method="fedre", **SETTINGS)
 
 
 def test_text_needs_captions_of_the_public_items(tmp_path: Path) -> None:
     """Said at the start, by the client that reads text, not in round 1 by a stack trace."""
-    with pytest.raises(RosterError, match=r"client 2: .*public-dataset = 'digits'.*no captions"):
+    with pytest.raises(
+        RegistrationError, match=r"client 2: .*public-dataset = 'digits'.*no captions"
+    ):
         run_federation(tmp_path, 4, method="fedmuscle", public_dataset="digits", **SETTINGS)
 
 
@@ -133,5 +135,5 @@ def test_a_device_has_a_task_of_its_own(tmp_path: Path) -> None:
     run = run_federation(tmp_path, 2, method="local", nodes=nodes, num_rounds=1, **settings)
     assert [row["task"] for row in run.rows("clients")] == ["text@scenes", "multilabel@scenes"]
     wrong = {**nodes, 1: {**nodes[1], "model": "text-small"}}
-    with pytest.raises(RosterError, match=r"client 1: .*text-small"):
+    with pytest.raises(RegistrationError, match=r"client 1: .*text-small"):
         run_federation(tmp_path / "b", 2, method="local", nodes=wrong, num_rounds=1, **settings)

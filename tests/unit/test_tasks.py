@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from client_app.tasks import new_score, task_loss
+from client_app.scores import new_score
 from data import DataError
 from data.annotated import IGNORE
 from data.tasks import TASK_GROUPS, TaskSpec, assign_task, parse_task, parse_tasks
+from strategies.common.losses import task_loss
 
 
 def test_entries_are_read() -> None:

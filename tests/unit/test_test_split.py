@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from flwr.app import Message
 
-from server_app.inprocess import InProcessGrid
+from server_app.rounds.in_process import InProcessGrid
 from strategies.base import method as registry
-from strategies.base.exchange import CONTROL
+from strategies.base.messages import CONTROL
 from strategies.base.method import get_method
 from strategies.base.server import ServerHalf
 from tests.support import Outcome, run_federation

@@ -11,20 +11,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from client_app import training
 from client_app.evaluation import evaluate_client
-from client_app.training import (
-    TrainingDivergedError,
-    collect_representations,
-    make_optimizer,
-    train_epochs,
-)
 from data import ClientData, Split
 from data.dataset import ImageDataset
 from models import InputShape, build_model
 from strategies.base.client import ClientContext
 from strategies.base.method import get_method
 from strategies.base.run_config import parse_run_config
+from strategies.common import training
+from strategies.common.training import (
+    TrainingDivergedError,
+    collect_representations,
+    make_optimizer,
+    train_epochs,
+)
 from strategies.fedre import Client, ClientState
 from tests.support import run_federation
 
@@ -294,7 +294,7 @@ def test_the_last_finite_value_is_found(values: list[float], message: str) -> No
 
 def test_a_diverging_client_is_excluded_or_stops_the_run(tmp_path: Path) -> None:
     """U32: all clients diverge here, so no valid reply is left."""
-    from server_app.round import RunError
+    from server_app.rounds.exchange import RunError
 
     with pytest.raises(
         RunError, match=r"TrainingDivergedError: client \d, round \d, epoch 1: loss_ce"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from strategies.base.payload import PayloadError, arrays, pack, unpack
-from strategies.base.weights import load_arrays, mean_states, state_arrays, state_template
+from strategies.common.weights import load_arrays, mean_states, state_arrays, state_template
 
 
 @dataclasses.dataclass

@@ -15,17 +15,17 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from server_app import round as round_module
-from server_app.inbox import Inbox, Sent, is_simulation, window_of
-from server_app.inprocess import InProcessGrid
-from server_app.pace import Pace
-from server_app.roster import Roster
-from server_app.round import Round, RunError
-from server_app.round_result import RoundResult
-from strategies.base.exchange import INFO, ClientUpdate, MessageFactory
+from server_app.records.round_result import RoundResult
+from server_app.rounds import exchange as round_module
+from server_app.rounds.exchange import Exchange, RunError
+from server_app.rounds.in_process import InProcessGrid
+from server_app.rounds.roster import Roster
+from server_app.rounds.send_order import SendOrder
+from server_app.rounds.transport import Sent, Transport, is_simulation, window_of
+from strategies.base.messages import INFO, ClientUpdate, MessageFactory
 from strategies.base.run_config import parse_run_config
-from tests.unit.test_roster import a_card
-from tests.unit.test_round import a_reply
+from tests.unit.test_exchange import a_reply
+from tests.unit.test_roster import a_client_info
 
 CLIENTS = 40
 W = 3
@@ -89,21 +89,23 @@ def a_round(
     evaluate: Iterable[int],
     *,
     aggregate: Callable[[Aggregate], Aggregate] = lambda inner: inner,
-    before: Callable[[Inbox], None] = lambda inbox: None,
+    before: Callable[[Transport], None] = lambda transport: None,
     timeout: float = 60.0,
-    pace: Pace | None = None,
+    send_order: SendOrder | None = None,
 ) -> RoundResult:
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
     run = parse_run_config({"method": "fedre", "round-timeout": timeout})
     strategy = run.chosen_method.server(run)
-    strategy.admit(a_card(client) for client in range(CLIENTS))
+    strategy.admit(a_client_info(client) for client in range(CLIENTS))
     strategy.messages = MessageFactory("run", {c: 100 + c for c in range(CLIENTS)}, ttl=10)
     strategy.state = strategy.initial_state()
     strategy.aggregate = aggregate(strategy.aggregate)  # type: ignore[method-assign]
-    inbox = Inbox(cast(Grid, grid))
-    before(inbox)
-    roster = Roster(strategy, inbox, strategy.messages)
-    result = Round(strategy, inbox, roster, 2, list(train), list(evaluate), pace=pace).exchange()
+    transport = Transport(cast(Grid, grid))
+    before(transport)
+    roster = Roster(strategy, transport, strategy.messages)
+    result = Exchange(
+        strategy, transport, roster, 2, list(train), list(evaluate), send_order=send_order
+    ).run()
     assert strategy.messages.last_scalars == 0  # the last downlink was let go of
     return result
 
@@ -256,8 +258,8 @@ def test_questions_of_the_roll_call_take_no_room() -> None:
     """Silent nodes keep more questions out than the window has room for."""
     grid = CountingGrid(silent=range(20, 25))
 
-    def ask(inbox: Inbox) -> None:
-        inbox.push(
+    def ask(transport: Transport) -> None:
+        transport.push(
             (MessageFactory("run", {}, ttl=10).query(100 + c), Sent("query", 100 + c, None))
             for c in range(20, 25)
         )
@@ -278,7 +280,7 @@ def test_nothing_keeps_an_update_that_was_folded(
     """Neither the update, nor its arrays, nor the message they came in, from the first one on."""
     monkeypatch.setattr(round_module, "window_of", lambda grid: window)
     grid = CountingGrid()
-    folded = []
+    aggregated = []
 
     def fold(inner: Aggregate) -> Aggregate:
         def aggregate(server_round: int, updates: Iterator[ClientUpdate]) -> dict[str, float]:
@@ -290,11 +292,11 @@ def test_nothing_keeps_an_update_that_was_folded(
                 assert watched[0]() is not None
                 del update
                 assert [reference() for reference in watched] == [None, None]
-                folded.append(client)
+                aggregated.append(client)
             assert next(updates, None) is None
             return {}
 
         return aggregate
 
     a_round(grid, range(10), range(10, 20), aggregate=fold)
-    assert folded == list(range(10))
+    assert aggregated == list(range(10))

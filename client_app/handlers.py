@@ -1,0 +1,236 @@
+"""From a Flower message to the method's client half and back."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from client_app.evaluation import evaluate_client
+from client_app.node import client_context, client_id_of, state_root
+from client_app.state_store import StateStore, state_directory
+from data import DataError
+from models import ModelError, count_parameters
+from models.build import proven
+from strategies.base.client import ClientContext
+from strategies.base.messages import (
+    CLIENT_INFO,
+    CONTROL,
+    INFO,
+    METRICS,
+    ClientInfo,
+    MetricRow,
+    metrics_record,
+)
+from strategies.base.method import Method
+from strategies.base.options import ConfigError
+from strategies.base.payload import pack, unpack
+from strategies.base.rng import derive_seed, isolated_torch_rng
+from strategies.base.round_files import prune_rounds
+from strategies.base.state import modules_of, move_state, non_finite_entries
+from strategies.common.flops import remembered
+from strategies.common.public import PublicInputs
+from strategies.common.training import TrainingDivergedError
+
+FLOPS = "flops.json"
+"""Beside a client's private states: what a step of its training costs."""
+
+
+def answer_query(message: Message, context: Context, method: Method) -> Message:
+    """Answer the registration with this client's info, or with what is wrong with its set-up."""
+    try:
+        info = describe_client(client_context(context, 0), method).to_record()
+    except (ConfigError, DataError, ModelError) as error:
+        # A mistake in the set-up is the user's to mend before anything is trained; it travels
+        # as text, so that the server can name it without a traceback.
+        node_id = context.node_config.get("client-id", context.node_config.get("partition-id"))
+        info = ConfigRecord({"problem": f"{type(error).__name__}: {error}", "who": str(node_id)})
+    return Message(RecordDict({CLIENT_INFO: info}), reply_to=message)
+
+
+def describe_client(context: ClientContext, method: Method) -> ClientInfo:
+    """Describe a client; the model is built without weights and run once on blank images."""
+    with torch.device("meta"):
+        model = method.client().build(context).model
+    data = context.data
+    counts = data.train.class_counts()
+    return ClientInfo(
+        client_id=context.client_id,
+        model=context.model_name,
+        parameters=count_parameters(model),
+        raw_dim=model.raw_dim,
+        feature_dim=model.feature_dim,
+        num_classes=data.num_classes,
+        channels=data.channels,
+        image_size=data.image_size,
+        class_hash=hashlib.sha256("\n".join(data.class_names).encode()).hexdigest()[:16],
+        classes=list(counts),
+        class_counts=list(counts.values()),
+        train_examples=len(data.train),
+        validation_examples=len(data.validation),
+        test_examples=len(data.test),
+        device=str(context.device),
+        data_hash=data.data_hash,
+        task=str(context.task or data.task),
+        metric=data.metric,
+        public_hash=PublicInputs(context).fingerprint if method.public_data else "",
+    )
+
+
+def answer_train(message: Message, context: Context, method: Method) -> Message:
+    """Receive the downlink, train, upload; evaluate before or after as the run wants it."""
+    started = time.perf_counter()
+    session = Session.open(message, context, method)
+    local = session.context
+    rows: list[MetricRow] = []
+    evaluates = bool(message.content[CONTROL]["evaluate"])
+    if evaluates and local.run.evaluates_before_training:
+        rows += session.evaluate("pre")
+    examples = len(local.data.train)
+    records = RecordDict()
+    if examples:
+        purpose = "layers" if local.exchange == 1 else f"layers-{local.exchange}"
+        counts = (
+            remembered(session.store.directory / FLOPS) if session.store.durable else nullcontext()
+        )
+        with counts, isolated_torch_rng(session.seed(purpose), local.device):
+            uplink, metrics = session.half.train(local, session.state, session.downlink)
+        session.refuse_divergence()
+        rows += [MetricRow("train", name, value, examples) for name, value in metrics.items()]
+        trained = session.rounds_trained + (local.exchange == 1)
+        session.store.save(local.server_round, session.state, trained)
+        records = pack(uplink)
+    if evaluates and not local.run.evaluates_before_training:
+        rows += session.evaluate("post")
+    return session.reply(message, records, rows, examples, started)
+
+
+def answer_evaluate(message: Message, context: Context, method: Method) -> Message:
+    """Receive the downlink and evaluate with the private model as it is; nothing is saved."""
+    started = time.perf_counter()
+    session = Session.open(message, context, method)
+    rows = session.evaluate(str(message.content[CONTROL]["phase"]))
+    return session.reply(message, RecordDict(), rows, 0, started)
+
+
+@dataclass
+class Session:
+    """One client at work on one message."""
+
+    context: ClientContext
+    half: Any
+    state: Any
+    downlink: Any
+    store: StateStore
+    rounds_trained: int
+    tests: bool = True
+
+    @classmethod
+    def open(cls, message: Message, context: Context, method: Method) -> Session:
+        """Load or build the client's state and put the downlink into it."""
+        control: Mapping[str, Any] = message.content[CONTROL]
+        local = client_context(context, control["round"], control["exchange"])
+        root = state_root(local.run, context.node_config, control["run-name"])
+        directory = state_directory(root, client_id_of(context.node_config))
+        store = StateStore(
+            directory,
+            about={
+                "method": method.name,
+                "model": local.model_name,
+                "client": local.client_id,
+                "seed": local.run.seed,
+                "run": control["token"],
+            },
+            session=control["session"],
+            resumed_at=control["resumed-at"],
+            # A simulation's states need not survive a power cut; a device's must.
+            durable="ray" not in sys.modules,
+        )
+        store.discard_lost()
+        half = method.client()
+        session = cls(local, half, None, None, store, 0)
+        session.tests = bool(control["test"])
+        later = control["final"] or local.exchange > 1
+        session.state, session.rounds_trained = session.restore(later)
+        session.downlink = unpack(
+            method.downlink, message.content, local.dims, half.templates(local)
+        )
+        move_state(session.state, local.device)
+        # Whether an evaluation came first or not, training starts from the same mode.
+        for module in modules_of(session.state):
+            module.eval()
+        half.receive(local, session.state, session.downlink)
+        prune_rounds(directory, control["keep-from"])
+        return session
+
+    def restore(self, of_this_round: bool) -> tuple[Any, int]:
+        """Return the newest saved state before this round, or the initial one.
+
+        A round's later exchanges go on with the state that its first one left; and the closing
+        evaluation comes after the last round, whose state it must see.
+        """
+        number = self.context.server_round + (1 if of_this_round else 0)
+        path = self.store.newest_before(number)
+        if path is None:
+            local = self.context
+            with isolated_torch_rng(derive_seed(local.run.seed, local.client_id, 0, "init")):
+                return self.half.build(local), 0
+        with torch.device("meta"), proven():
+            skeleton = self.half.build(self.context)
+        return self.store.load(path, skeleton)
+
+    def refuse_divergence(self) -> None:
+        """Raise if training left NaN or infinite values, before they are saved or sent."""
+        broken = non_finite_entries(self.state)
+        if broken:
+            raise TrainingDivergedError(
+                f"client {self.context.client_id}, round {self.context.server_round}: after "
+                f"training {broken[0]} holds NaN or infinite values; lower lr"
+            )
+
+    def evaluate(self, phase: str) -> list[MetricRow]:
+        """Measure the state as it is now."""
+        return evaluate_client(
+            self.context, self.half, self.state, self.downlink, phase, test=self.tests
+        )
+
+    def seed(self, purpose: str) -> int:
+        """Return the seed of one of this round's private streams."""
+        local = self.context
+        return derive_seed(local.run.seed, local.client_id, local.server_round, purpose)
+
+    def reply(
+        self,
+        message: Message,
+        records: RecordDict,
+        rows: list[MetricRow],
+        examples: int,
+        started: float,
+    ) -> Message:
+        """Return the answer: payload, metrics, and who took how long for which round."""
+        records[METRICS] = metrics_record(rows)
+        records[INFO] = ConfigRecord(
+            {
+                "client-id": self.context.client_id,
+                "round": self.context.server_round,
+                "num-examples": examples,
+                "compute-s": time.perf_counter() - started,
+                "worker": _worker_name(),
+                "rounds-trained": self.rounds_trained,
+            }
+        )
+        return Message(records, reply_to=message)
+
+
+def _worker_name() -> str:
+    """Name this process in a text of fixed length, so that replies are of equal size in any run."""
+    return hashlib.sha256(f"{platform.node()}:{os.getpid()}".encode()).hexdigest()[:8]

@@ -1,0 +1,112 @@
+"""The score that a client of each task reports: accuracy, mean average precision or mean IoU.
+
+| task | targets | score |
+|---|---|---|
+| classification, text | class ids (N,) | accuracy |
+| multilabel | presence (N, C), 255 = ignore | mean AP |
+| segmentation | masks (N, S, S), 255 = ignore | mean IoU |
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.annotated import IGNORE
+
+
+class Score(Protocol):
+    """Gathers outputs batch by batch."""
+
+    def add(self, outputs: Tensor, targets: Tensor) -> None:
+        """Take in a batch."""
+
+    def value(self) -> float | None:
+        """Return the score in [0, 1], or None where it is undefined."""
+
+
+class Accuracy:
+    """Share of examples whose largest score is the right class."""
+
+    def __init__(self) -> None:
+        self._hits: Tensor | None = None
+        self._count = 0
+
+    def add(self, outputs: Tensor, targets: Tensor) -> None:
+        """Take in class scores (N, C) and class ids (N,)."""
+        hits = (outputs.argmax(dim=1) == targets).sum()
+        self._hits = hits if self._hits is None else self._hits + hits
+        self._count += len(targets)
+
+    def value(self) -> float | None:
+        """Return the accuracy; None without an example."""
+        return int(self._hits) / self._count if self._hits is not None else None
+
+
+class MeanAveragePrecision:
+    """Mean over classes of the average precision, of classes that have a positive example.
+
+    The average precision of a class is the sum over its ranked examples of precision times the
+    gain in recall, without interpolation.
+    """
+
+    def __init__(self) -> None:
+        self._scores: list[Tensor] = []
+        self._targets: list[Tensor] = []
+
+    def add(self, outputs: Tensor, targets: Tensor) -> None:
+        """Take in class scores (N, C) and presence (N, C)."""
+        self._scores.append(outputs.float().cpu())
+        self._targets.append(targets.cpu())
+
+    def value(self) -> float | None:
+        """Return the mean; None if no class has a positive example."""
+        if not self._scores:
+            return None
+        from sklearn.metrics import average_precision_score
+
+        scores, targets = torch.cat(self._scores).numpy(), torch.cat(self._targets).numpy()
+        values = []
+        for c in np.flatnonzero((targets == 1).any(axis=0)):
+            known = targets[:, c] != IGNORE
+            values.append(average_precision_score(targets[known, c] == 1, scores[known, c]))
+        return float(np.mean(values)) if values else None
+
+
+class MeanIoU:
+    """Mean over classes of intersection over union of pixels, the background being a class.
+
+    Counted over all examples at once, as Pascal VOC does; a class that is neither in the masks nor
+    predicted has no union and is left out.
+    """
+
+    def __init__(self) -> None:
+        self._confusion: Tensor | None = None
+
+    def add(self, outputs: Tensor, targets: Tensor) -> None:
+        """Take in class scores (N, C, S, S) and masks (N, S, S)."""
+        classes = outputs.shape[1]
+        known = targets != IGNORE
+        pairs = targets[known].long() * classes + outputs.argmax(dim=1)[known]
+        found = torch.bincount(pairs, minlength=classes * classes).view(classes, classes)
+        self._confusion = found if self._confusion is None else self._confusion + found
+
+    def value(self) -> float | None:
+        """Return the mean; None if every pixel is ignored or there is none."""
+        if self._confusion is None:
+            return None
+        table = self._confusion.double().cpu()
+        both = table.diagonal()
+        union = table.sum(dim=0) + table.sum(dim=1) - both
+        present = union > 0
+        return float((both[present] / union[present]).mean()) if present.any() else None
+
+
+def new_score(task: str) -> Score:
+    """Return an empty score of a task."""
+    if task == "multilabel":
+        return MeanAveragePrecision()
+    return MeanIoU() if task == "segmentation" else Accuracy()

@@ -1,0 +1,63 @@
+"""Relative changes of the last main scores against the comparison's reference, seed by seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from deploy.compare.cells import NOT_COMPARABLE, NOT_RUN, Spread, spread
+from server_app.records.main_scores import Scores, relative_changes
+from server_app.records.scores import some_left_out
+from strategies.base.options import ConfigError
+
+DELTA_FIELD = "delta"
+"""Mean over clients of 100 (a_n - a_n^ref) / a_n^ref, a_n being client n's last main score."""
+
+
+def delta_field(task: str) -> str:
+    """Return the column of one task's changes."""
+    return f"{DELTA_FIELD}_{task}"
+
+
+def delta_cells(
+    own: Mapping[int, Scores], reference: Mapping[int, Scores], label: str, tasks: Sequence[str]
+) -> tuple[dict[str, Spread | str], list[str]]:
+    """Compare a method's complete runs with those of the reference in the same variant.
+
+    Parameters
+    ----------
+    own, reference : Mapping of int to Scores
+        Both methods' main scores by seed.
+    label : str
+        Of the reference.
+    tasks : sequence of str
+        Those that have a column of their own.
+
+    Returns
+    -------
+    cells : dict of str to Spread or str
+        Over the seeds complete for both; "" where there is none, or where one of them leaves no
+        client to compare.
+    notes : list of str
+        Who was left out, and why, by seed.
+    """
+    fields = {DELTA_FIELD: "", **{delta_field(task): task for task in tasks}}
+    if not own:
+        return dict.fromkeys(fields, NOT_RUN), []
+    percents: dict[str, list[float | None]] = {field: [] for field in fields}
+    notes = []
+    for seed in sorted(own.keys() & reference.keys()):
+        try:
+            found = relative_changes(own[seed], reference[seed], label)
+        except ConfigError as error:
+            return dict.fromkeys(fields, NOT_COMPARABLE), [f"seed {seed}: {error}"]
+        for field, task in fields.items():
+            percents[field].append(found.by_task.get(task) if task else found.percent)
+        if found.left_out:
+            notes.append(f"seed {seed}: {some_left_out(found.left_out)}")
+    return {field: _over_seeds(values) for field, values in percents.items()}, notes
+
+
+def _over_seeds(values: Iterable[float | None]) -> Spread | str:
+    values = list(values)
+    known = [value for value in values if value is not None]
+    return spread(known) if known and len(known) == len(values) else ""

@@ -1,0 +1,268 @@
+"""From run directories to the rows of a comparison's table, and to its curves."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from deploy.compare.cells import (
+    NOT_EVALUATED,
+    NOT_REACHED,
+    NOT_RECORDED,
+    NOT_RUN,
+    Spread,
+    over_seeds,
+    spread,
+)
+from deploy.compare.deltas import delta_cells
+from deploy.compare.plan import Plan, PlannedRun
+from deploy.compare.progress import COMPLETE
+from server_app.records.main_scores import Scores, read_scores
+from server_app.records.scores import ClientTask
+from server_app.records.summary import task_scores
+from server_app.report.data import RunData, read_run
+from server_app.report.stats import (
+    Point,
+    curve,
+    flops_per_round,
+    main_phase,
+    measured,
+    spent_before,
+)
+from server_app.report.tasks import views
+
+SUMMARY_FIELDS: dict[str, tuple[str, str]] = {
+    "final": ("accuracy", "final"),
+    "best": ("accuracy", "best"),
+    "mean_over_clients": ("accuracy", "mean_over_clients"),
+    "spread": ("accuracy", "std_over_clients"),
+    "worst_client": ("accuracy", "worst_client"),
+    "uplink_per_round": ("traffic", "uplink_scalars_per_round"),
+    "downlink_per_round": ("traffic", "downlink_scalars_per_round"),
+    "round_s": ("time", "round_s_median"),
+    "total_s": ("time", "total_s"),
+}
+"""Columns that are a value of summary.json: section and key."""
+
+FLOPS_FIELD = "flops_per_round"
+
+TARGET_FIELDS = ("rounds_to_target", "uplink_to_target", "downlink_to_target", "flops_to_target")
+
+RATIO_FIELD = "rounds_over_reference"
+"""Rounds to the target over those of the method that the comparison names as reference."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunResult:
+    """What one complete run contributes.
+
+    Attributes
+    ----------
+    values : dict of str to float or str
+        By column: a value, or words for why there is none.
+    points : dict of str to list of Point
+        Its mean scores by name: "accuracy", or "multilabel map" and the like with several tasks.
+    scores : Scores
+        Every client's main scores.
+    final : dict of int to float
+        Main score of every client in the last evaluation.
+    """
+
+    values: Mapping[str, float | str]
+    points: Mapping[str, Sequence[Point]]
+    scores: Scores
+    final: Mapping[int, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One method in one variant.
+
+    Attributes
+    ----------
+    variant, label, method : str
+        Which.
+    complete, planned : int
+        How many seeds are complete, and how many there shall be.
+    cells : dict of str to Spread or str
+        By column: a value over the complete seeds, or words for why there is none.
+    curves : dict of str to list of (float, Spread)
+        By name, a mean score over rounds, where all complete seeds have a value.
+    finals : dict of int to dict
+        By complete seed: the last main score of every client.
+    tasks : dict of int to ClientTask
+        By client.
+    notes : list of str
+        Whom `delta` leaves out, and why.
+    """
+
+    variant: str
+    label: str
+    method: str
+    complete: int
+    planned: int
+    cells: Mapping[str, Spread | str]
+    curves: Mapping[str, Sequence[tuple[float, Spread]]]
+    finals: Mapping[int, Mapping[int, float]]
+    tasks: Mapping[int, ClientTask]
+    notes: Sequence[str] = ()
+
+
+def collect(plan: Plan, states: Mapping[str, str]) -> list[Row]:
+    """Read all complete runs and make the table's rows, in the order of the file."""
+    groups: dict[tuple[str, str], list[PlannedRun]] = {}
+    for run in plan.runs:
+        groups.setdefault((run.variant, run.label), []).append(run)
+    read = {
+        at: {
+            run.seed: read_result(run.directory, plan.target)
+            for run in runs
+            if states.get(run.name) == COMPLETE
+        }
+        for at, runs in groups.items()
+    }
+    return [
+        _row(plan, runs, by_seed=read[at], reference=read.get((at[0], plan.reference or "")))
+        for at, runs in groups.items()
+    ]
+
+
+def _row(
+    plan: Plan,
+    runs: Sequence[PlannedRun],
+    by_seed: Mapping[int, RunResult],
+    reference: Mapping[int, RunResult] | None,
+) -> Row:
+    """Make one row of its complete runs and those of the reference in the same variant."""
+    results = list(by_seed.values())
+    tasks = plan.tasks
+    cells = _cells(results, plan.target, tasks)
+    notes: list[str] = []
+    if reference is not None:
+        if plan.target is not None:
+            cells[RATIO_FIELD] = over_reference(by_seed, reference)
+        own, base = (
+            {seed: result.scores for seed, result in of.items()} for of in (by_seed, reference)
+        )
+        changes, notes = delta_cells(own, base, str(plan.reference), list(tasks))
+        cells |= changes
+    clients = {i: task for result in results for i, task in result.scores.clients.items()}
+    return Row(
+        variant=runs[0].variant,
+        label=runs[0].label,
+        method=runs[0].method,
+        complete=len(results),
+        planned=len(runs),
+        cells=cells,
+        curves=_curves(results),
+        finals={seed: result.final for seed, result in by_seed.items()},
+        tasks=clients,
+        notes=notes,
+    )
+
+
+def read_result(directory: Path, target: float | None) -> RunResult:
+    """Read one complete run."""
+    summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
+    values: dict[str, float | str] = {}
+    for column, (section, key) in SUMMARY_FIELDS.items():
+        missing = NOT_EVALUATED if section == "accuracy" else NOT_RECORDED
+        values[column] = _or_words(summary[section].get(key), missing)
+    run = read_run(directory)
+    values[FLOPS_FIELD] = _or_words(flops_per_round(run), NOT_RECORDED)
+    scores = read_scores(directory)
+    for task, metric in scores.tasks.items():
+        final = task_scores(scores.of_task(task), metric)["final"]
+        values[score_field(task, metric)] = _or_words(final, NOT_EVALUATED)
+    if target is not None:
+        values |= to_target(run, _points(run, "accuracy"), target)
+    points = {view.name: _points(view.run, view.metric) for view in views(run)}
+    return RunResult(values, points, scores, scores.last())
+
+
+def score_field(task: str, metric: str) -> str:
+    """Return the column of one task's mean last score."""
+    return f"{task}_{metric}"
+
+
+def _points(run: RunData, metric: str) -> list[Point]:
+    table = measured(run, metric)
+    return curve(table, main_phase(table))
+
+
+def _or_words(value: float | None, words: str) -> float | str:
+    return words if value is None else value
+
+
+def to_target(run: RunData, points: Sequence[Point], target: float) -> dict[str, float | str]:
+    """Return what training had cost when the mean accuracy first reached the target.
+
+    An accuracy measured before the training of round t (`pre`) was reached with t - 1 rounds; one
+    measured after it, and the closing one, with all rounds up to then. Evaluations cost nothing
+    here.
+    """
+    first = next((point for point in points if point.mean >= target), None)
+    if first is None:
+        return dict.fromkeys(TARGET_FIELDS, NOT_REACHED if points else NOT_EVALUATED)
+    (spent,) = spent_before(run, [first])
+    return {
+        "rounds_to_target": spent.rounds,
+        "uplink_to_target": _or_words(spent.up_scalars, NOT_RECORDED),
+        "downlink_to_target": _or_words(spent.down_scalars, NOT_RECORDED),
+        "flops_to_target": _or_words(spent.flops, NOT_RECORDED),
+    }
+
+
+def over_reference(
+    own: Mapping[int, RunResult], reference: Mapping[int, RunResult]
+) -> Spread | str:
+    """Return the ratio of two methods' rounds to the target, seed by seed.
+
+    Parameters
+    ----------
+    own, reference : Mapping of int to RunResult
+        Both methods' complete runs in one variant, by seed.
+
+    Returns
+    -------
+    Spread or str
+        Over the seeds that are complete for both; "" if one of them has no ratio, because either
+        method did not reach the target or the reference had it before any training.
+    """
+    if not own:
+        return NOT_RUN
+    ratios = []
+    for seed in sorted(own.keys() & reference.keys()):
+        rounds, base = (of[seed].values["rounds_to_target"] for of in (own, reference))
+        if isinstance(rounds, str) or isinstance(base, str) or not base:
+            return ""
+        ratios.append(rounds / base)
+    return spread(ratios) if ratios else ""
+
+
+def mean_curve(curves: Sequence[Sequence[Point]]) -> list[tuple[float, Spread]]:
+    """Average the accuracies of several seeds at every place that all of them have."""
+    by_place = [{point.x: point.mean for point in points} for points in curves]
+    if not by_place:
+        return []
+    shared = set.intersection(*(set(places) for places in by_place))
+    return [(x, spread(places[x] for places in by_place)) for x in sorted(shared)]
+
+
+def _cells(
+    results: Sequence[RunResult], target: float | None, tasks: Mapping[str, str]
+) -> dict[str, Spread | str]:
+    columns = [*SUMMARY_FIELDS, FLOPS_FIELD, *(TARGET_FIELDS if target is not None else ())]
+    columns += [score_field(task, metric) for task, metric in tasks.items()]
+    return {
+        # A task that none of these runs has stays blank.
+        column: over_seeds([r.values.get(column, "") for r in results]) if results else NOT_RUN
+        for column in columns
+    }
+
+
+def _curves(results: Sequence[RunResult]) -> dict[str, list[tuple[float, Spread]]]:
+    names = dict.fromkeys(name for result in results for name in result.points)
+    return {name: mean_curve([r.points.get(name, []) for r in results]) for name in names}

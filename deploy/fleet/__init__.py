@@ -1,0 +1,1 @@
+"""A fleet of real devices: its description, keys and certificates, and starting it."""

@@ -1,0 +1,58 @@
+"""What is looked at before a fleet starts on this machine."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from deploy.fleet.description import Device, Fleet
+from deploy.flower.processes import free_port
+from strategies.base.options import ConfigError
+
+LOG_BYTES = 10_000_000
+"""A log that has grown beyond it is put aside at the next start."""
+
+
+def check_device(device: Device, fleet: Fleet) -> None:
+    """Refuse a device that cannot work on this machine."""
+    import torch
+
+    where = f"{fleet.source}: client {device.client_id}:"
+    for key, place in (("data-dir", device.data_dir), ("public-dir", device.public_dir)):
+        # A folder, or for sentences one file.
+        if place and not Path(place).expanduser().exists():
+            raise ConfigError(f"{where} {key} = {place!r}: there is no such folder here")
+    if device.device.startswith("cuda"):
+        count, number = torch.cuda.device_count(), int(device.device.partition(":")[2] or 0)
+        if number >= count:
+            raise ConfigError(
+                f"{where} device = {device.device!r}: this machine has {count} CUDA devices; "
+                "expected auto, cpu or an existing cuda:N"
+            )
+
+
+def usable_port(fleet: Fleet) -> int:
+    """Return the port to listen on, or raise `ConfigError` if it is taken."""
+    server = fleet.server
+    if server.port == 0:
+        return free_port()
+    host = server.listens_on
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, server.port))
+        except OSError as error:
+            raise ConfigError(
+                f"{fleet.source}: server.port = {server.port}: cannot listen on {host} "
+                f"({error.strerror}); expected a port that nothing else uses, or 0 for any"
+            ) from error
+    return server.port
+
+
+def put_logs_aside(logs: Path) -> None:
+    """Make the directory of logs, and start long ones anew; one earlier log is kept."""
+    logs.mkdir(mode=0o700, exist_ok=True)
+    for log in logs.glob("*.log"):
+        if log.stat().st_size > LOG_BYTES:
+            log.replace(log.with_suffix(".log.previous"))

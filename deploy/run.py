@@ -1,0 +1,84 @@
+"""`wildflower run`: the same app in one process, for debugging with breakpoints."""
+
+from __future__ import annotations
+
+import argparse
+import tomllib
+from typing import Any
+
+from strategies.base.options import ConfigError
+from strategies.base.run_config import default_run_config
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("--clients", type=int, default=10, help="number of clients (default 10)")
+    parser.add_argument(
+        "-c", "--run-config", action="append", default=[], metavar="'key=value ...'",
+        help="as for flwr run, for example -c \"method='local' num-rounds=3\"; may be repeated",
+    )  # fmt: skip
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Run a federation with the in-process Grid; returns 0 if it completed, 1 if it failed."""
+    from flwr.app import Context, RecordDict
+
+    from client_app.app import app as client_app
+    from server_app.app import app as server_app
+    from server_app.rounds.exchange import RunError
+    from server_app.rounds.in_process import InProcessGrid
+    from server_app.rounds.transport import GridError
+    from strategies.base.files import NotWrittenError
+    from strategies.base.server import RegistrationError
+    from strategies.base.state import StateError
+
+    if options.clients < 1:
+        raise ConfigError(f"--clients = {options.clients}: expected an integer of at least 1")
+    config = {**default_run_config(), **parse_assignments(options.run_config)}
+    grid = InProcessGrid(client_app, options.clients, config)
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config)
+    try:
+        server_app(grid=grid, context=context)
+    except ConfigError:
+        return 2  # the reason has been printed, here and below
+    except (RunError, RegistrationError, GridError, StateError, NotWrittenError):
+        return 1
+    return 0
+
+
+def parse_assignments(texts: list[str]) -> dict[str, Any]:
+    """Parse `key=value` pairs, values in TOML, separated by spaces as `flwr run` takes them.
+
+    Raises
+    ------
+    ConfigError
+        Naming the text that is not `key=value` with a TOML value.
+    """
+    values: dict[str, Any] = {}
+    for text in texts:
+        for pair in _split(text):
+            key, equals, value = pair.partition("=")
+            try:
+                parsed = tomllib.loads(f"value = {value}")["value"] if equals else None
+            except tomllib.TOMLDecodeError:
+                parsed = None
+            if parsed is None:
+                raise ConfigError(
+                    f"{pair!r}: expected key=value with a TOML value; texts need quotes, "
+                    "as in method='local'"
+                )
+            values[key.strip()] = parsed
+    return values
+
+
+def _split(text: str) -> list[str]:
+    """Split at spaces outside quotes."""
+    parts, quote = [""], ""
+    for character in text:
+        if character in "'\"" and quote in ("", character):
+            quote = "" if quote else character
+        if character.isspace() and not quote:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part for part in parts if part]

@@ -1,0 +1,274 @@
+"""The run's directory: made once, locked while in use, resumed only with the same settings."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import os
+import platform
+import secrets
+import subprocess
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+from filelock import FileLock, Timeout
+
+from strategies.base.files import NotWrittenError, replacing
+from strategies.base.messages import ClientInfo
+from strategies.base.options import ConfigError
+from strategies.base.run_config import MAY_CHANGE_ON_RESUME, RunConfig
+
+CLIENT_COLUMNS = tuple(
+    "client" if field.name == "client_id" else field.name
+    for field in dataclasses.fields(ClientInfo)
+)
+PACKAGES = ("flwr", "flwr-datasets", "torch", "torchvision", "numpy", "safetensors")
+
+RUNNING, COMPLETED, FAILED, INTERRUPTED = "running", "completed", "failed", "interrupted"
+"""How a run is, in config.json. One that was killed stays "running"; `is_in_use` tells."""
+
+NOT_RUNNING = "RunNotRunningException"
+"""Flower's, in one of its private modules: what a call to the SuperLink raises in such a run."""
+
+
+def early_end(error: BaseException, name: str) -> tuple[str, str]:
+    """Return status and reason for what ended a run early.
+
+    Flower ends a ServerApp by `SystemExit(0)`, or by an exception of its own, when the run was
+    stopped, when the process is told to end, and when its SuperLink has given the run up; in one
+    process Ctrl-C arrives as itself.
+    """
+    stopped = isinstance(error, SystemExit) and error.code in (0, None)
+    if stopped or isinstance(error, KeyboardInterrupt) or type(error).__name__ == NOT_RUNNING:
+        return INTERRUPTED, (
+            "stopped from outside (Ctrl-C, `flwr stop`, or a SuperLink that was away too long); go "
+            f"on with resume='{name}'"
+        )
+    return FAILED, f"{type(error).__name__}: {error}"
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text file so that it is either the old one or the whole new one."""
+    with replacing(path, durable=True) as partial:
+        partial.write_text(text, encoding="utf-8", newline="")
+
+
+class RunDirectory:
+    """`<output-dir>/<run-name>/` of design.md section 5.
+
+    Attributes
+    ----------
+    path : Path
+        The directory.
+    info : dict
+        The content of config.json.
+    resumed : bool
+        Whether the directory was there before.
+    clients : dict of int to dict
+        The rows of clients.csv by client id.
+    """
+
+    def __init__(self, path: Path, info: dict[str, Any], lock: FileLock, resumed: bool) -> None:
+        self.path = path
+        self.info = info
+        self.resumed = resumed
+        self.clients = _read_clients(path / "clients.csv") if resumed else {}
+        self._lock = lock
+
+    @classmethod
+    def open(cls, run: RunConfig) -> RunDirectory:
+        """Create the directory of a new run, or open that of the run to resume.
+
+        Raises
+        ------
+        ConfigError
+            If a new run's directory exists, the run to resume does not, its settings differ
+            (all differing keys are listed), another process is using it, or its disk is full.
+        """
+        name = run.resume or run.run_name or _fresh_name(run)
+        path = run.run_root / name
+        if run.resume and not (path / "config.json").is_file():
+            raise ConfigError(f"resume = {name!r}: there is no run in {path}")
+        if not run.resume:
+            _make(path, name)
+        lock = _lock(path)
+        if not run.resume:
+            directory = cls(path, _describe(run, name), lock, resumed=False)
+        else:
+            try:
+                info = _read_info(path / "config.json")
+                _refuse_changes(name, info["config"], run.flat())
+            except ConfigError:
+                lock.release()
+                raise
+            info["config"] = {**run.flat(), "run-name": name, "resume": ""}
+            directory = cls(path, info, lock, resumed=True)
+        try:
+            directory.set_status(RUNNING)
+        except NotWrittenError as error:
+            lock.release()
+            raise ConfigError(f"output-dir: {error}") from error
+        return directory
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.path.name
+
+    def set_status(self, status: str, **facts: Any) -> None:
+        """Write config.json with a new status, one of the module's constants, and facts."""
+        self.info.pop("reason", None)  # of an earlier failure, when the run goes on
+        self.info |= {"status": status, **facts}
+        write_atomically(self.path / "config.json", json.dumps(self.info, indent=2) + "\n")
+
+    def refuse(self, info: ClientInfo) -> str | None:
+        """Return why a client cannot go on in this run: its data or model has changed."""
+        row = self.clients.get(info.client_id, {})
+        for key in ("model", "data_hash"):
+            if row and row[key] != str(getattr(info, key)):
+                return (
+                    f"client {info.client_id}: {key} was {row[key]} when it joined and is "
+                    f"{getattr(info, key)} now; the run needs the same clients, so undo the "
+                    "change or start a new run"
+                )
+        return None
+
+    def write_clients(self, infos: Mapping[int, ClientInfo]) -> None:
+        """Write clients.csv: the clients of this run so far, also those that are away."""
+        for client_id, info in infos.items():
+            values = [client_id, *dataclasses.astuple(info)[1:]]
+            texts = [" ".join(map(str, v)) if isinstance(v, list) else str(v) for v in values]
+            self.clients[client_id] = dict(zip(CLIENT_COLUMNS, texts, strict=True))
+        table = io.StringIO(newline="")
+        writer = csv.DictWriter(table, CLIENT_COLUMNS)
+        writer.writeheader()
+        writer.writerows(row for _, row in sorted(self.clients.items()))
+        write_atomically(self.path / "clients.csv", table.getvalue())
+
+    def release(self) -> None:
+        """Let another process use the directory."""
+        self._lock.release()
+
+
+def _fresh_name(run: RunConfig) -> str:
+    return f"{run.method}-{run.dataset}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def _make(path: Path, name: str) -> None:
+    """Make a new run's directory; one whose run ended before its first round is used again."""
+    unused = (path / "config.json").is_file() and not (path / "rounds.csv").exists()
+    if unused and _read_info(path / "config.json").get("status") in (FAILED, INTERRUPTED):
+        return
+    try:
+        path.mkdir(parents=True)
+    except FileExistsError:
+        raise ConfigError(
+            f"run-name = {name!r}: {path} exists; go on with it by resume='{name}', or take "
+            "another run-name"
+        ) from None
+    except OSError as error:
+        raise ConfigError(
+            f"output-dir: {path} cannot be made ({error}); expected a place to write to"
+        ) from error
+
+
+def _read_info(path: Path) -> dict[str, Any]:
+    try:
+        info = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path}: damaged ({error}); the run cannot be resumed") from error
+    if not isinstance(info, dict) or not isinstance(info.get("config"), dict):
+        raise ConfigError(f"{path}: not a run's configuration; the run cannot be resumed")
+    return info
+
+
+def _lock(path: Path) -> FileLock:
+    lock = FileLock(path / "run.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ConfigError(f"{path}: another process is using this run") from None
+    return lock
+
+
+def is_in_use(path: Path) -> bool:
+    """Say whether a process is at work on the run in this directory."""
+    try:
+        _lock(path).release()
+    except ConfigError:
+        return True
+    return False
+
+
+def _refuse_changes(name: str, before: dict[str, Any], now: dict[str, Any]) -> None:
+    changed = [
+        f"{key}: was {before.get(key)!r}, now {now.get(key)!r}"
+        for key in sorted({*before, *now} - MAY_CHANGE_ON_RESUME)
+        if before.get(key) != now.get(key)
+    ]
+    if changed:
+        raise ConfigError(
+            f"resume = {name!r}: settings differ from the run's; " + "; ".join(changed)
+        )
+
+
+def _read_clients(path: Path) -> dict[int, dict[str, str]]:
+    """Return the rows of clients.csv by client id."""
+    if not path.is_file():
+        return {}
+    with path.open(newline="", encoding="utf-8") as file:
+        return {int(row["client"]): row for row in csv.DictReader(file)}
+
+
+def _describe(run: RunConfig, name: str) -> dict[str, Any]:
+    return {
+        "run_name": name,
+        "status": RUNNING,
+        "config": {**run.flat(), "run-name": name},
+        "versions": {
+            "wildflower": _version("wildflower"),
+            "python": platform.python_version(),
+            **{package: _version(package) for package in PACKAGES},
+        },
+        "git_revision": _git_revision(),
+        "seed": run.seed,
+        "split_hash": None,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}",
+        "token": secrets.token_hex(8),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git_revision() -> str | None:
+    """Return the revision of the app's checkout; None where there is none.
+
+    `flwr run` runs the app from a bundle outside the checkout; the package that is installed in
+    development mode tells where the checkout is.
+    """
+    places = [Path(__file__).parent]
+    try:
+        source = metadata.distribution("wildflower").read_text("direct_url.json") or "{}"
+        places.append(Path(urlparse(json.loads(source).get("url", "")).path))
+    except metadata.PackageNotFoundError:
+        pass
+    for place in places:
+        command = ["git", "-C", str(place), "describe", "--always", "--dirty", "--abbrev=40"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+        except (OSError, subprocess.SubprocessError):
+            continue
+        return done.stdout.strip() or None
+    return None

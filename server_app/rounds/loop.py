@@ -1,0 +1,296 @@
+"""The round loop: registration, rounds, records, checkpoints, resume."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from contextlib import nullcontext
+from typing import Any
+
+from flwr.app import MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy.result import Result
+
+from server_app import console
+from server_app.console import say
+from server_app.records.checkpoints import Checkpoints
+from server_app.records.recorder import Recorder
+from server_app.records.round_result import Failure, RoundResult
+from server_app.records.run_directory import FAILED, RunDirectory, early_end, write_atomically
+from server_app.records.summary import check_local_clients, check_local_run, summarise
+from server_app.report import write_report
+from server_app.rounds.exchange import Exchange, RunError
+from server_app.rounds.roster import Roster
+from server_app.rounds.send_order import SendOrder, short_thread_turns
+from server_app.rounds.transport import Transport, is_simulation
+from strategies.base.files import NotWrittenError
+from strategies.base.messages import MessageFactory
+from strategies.base.options import ConfigError
+from strategies.base.round_files import prune_rounds
+from strategies.base.server import ServerHalf
+
+
+def run_rounds(strategy: ServerHalf[Any], grid: Grid) -> Result:
+    """Run a strategy from its registration to its report, resuming where the run-config says so.
+
+    Whatever ends the run early, its records stay, config.json says "failed" or "interrupted" and
+    why, and a report is written of what there is.
+    """
+    check_local_run(strategy.run.run_root, strategy.run.local_run)
+    directory = RunDirectory.open(strategy.run)
+    loop = RoundLoop(strategy, grid, directory)
+    turns = short_thread_turns() if is_simulation(grid) else nullcontext()
+    try:
+        with turns:
+            result = loop.execute()
+    except BaseException as error:
+        status, reason = early_end(error, directory.name)
+        say(f"wildflower: the run {'failed' if status == FAILED else 'was interrupted'}: {reason}")
+        try:
+            directory.set_status(status, reason=reason)
+            loop.report()
+        except NotWrittenError as second:  # by the same full disk; what was written stays
+            say(f"warning: {second}")
+        raise
+    finally:
+        directory.release()
+    return result
+
+
+class RoundLoop:
+    """One run: the strategy does the method, this does everything around it."""
+
+    def __init__(self, strategy: ServerHalf[Any], grid: Grid, directory: RunDirectory) -> None:
+        run = strategy.run
+        self.strategy = strategy
+        self.run = run
+        self.directory = directory
+        self.recorder = Recorder(directory.path)
+        self.checkpoints = Checkpoints(directory.path / "checkpoints", run.keep_checkpoints)
+        self.transport = Transport(grid)
+        # A message outlives its round's deadline a little, so that the deadline decides.
+        self.messages = MessageFactory(directory.name, {}, ttl=run.round_timeout + 30)
+        self.roster = Roster(strategy, self.transport, self.messages, directory.refuse)
+        self.send_order = SendOrder()
+        self.durations: list[float] = []
+        self.session = secrets.token_hex(8)
+        self.resumed_at = 0
+        strategy.messages = self.messages
+
+    def execute(self) -> Result:
+        """Run all rounds that are left and return Flower's result object."""
+        say(f"wildflower: run {self.directory.name} in {self.directory.path}")
+        self.strategy.summary()
+        self.roster.assemble()
+        self._record_clients()
+        check_local_clients(self.run.run_root, self.run.local_run, self.strategy.clients)
+        self.strategy.state = self.strategy.initial_state()
+        done = self.checkpoints.load_newest(self.strategy.state) if self.directory.resumed else 0
+        if done > self.run.num_rounds:
+            raise ConfigError(
+                f"num-rounds = {self.run.num_rounds}: expected at least {done}, the number of "
+                "rounds that the run to resume has finished"
+            )
+        if self.directory.resumed:
+            say(f"resuming after round {done}")
+        self.resumed_at = done
+        self.recorder.begin(keep_rounds=done)
+        (self.directory.path / "summary.json").unlink(missing_ok=True)  # of an earlier end
+        self._note_roster_problems(done)
+        say(console.clients_table(self.strategy.clients))
+        if self.run.sample_fraction < 1:
+            say("clients that have not trained yet are evaluated with their initial models")
+        result = Result()
+        for number in range(done + 1, self.run.num_rounds + 1):
+            outcome = self._round(number)
+            result.train_metrics_clientapp[number] = MetricRecord(dict(outcome.server_metrics))
+            reason = self.strategy.should_stop(number, self.recorder.accuracy)
+            if reason is not None:
+                say(f"stopping after round {number}: {reason}")
+                break
+        else:
+            number = self.run.num_rounds
+        self._close(number)
+        return result
+
+    def report(self) -> None:
+        """Write report.html from whatever records there are."""
+        if not (self.directory.path / "metrics.csv").is_file():
+            return
+        path = write_report(self.directory.path)
+        say(f"report: {path}")
+
+    def _round(self, number: int) -> RoundResult:
+        run = self.run
+        infos = self.strategy.clients
+        known = dict(infos)
+        self.roster.invite()
+        online = self.roster.wait_online()
+        available = [i for i in online if infos[i].train_examples > 0]
+        participants = self.strategy.select(number, available, self.recorder.accuracy)
+        if not participants:
+            raise RunError(f"round {number}: none of {len(available)} clients was selected")
+        evaluates = run.evaluates_in(number)
+        tests, measuring = self._measuring(online) if evaluates else (set(), [])
+        others = [i for i in measuring if i not in set(participants)]
+        outcome = self._exchanges(number, participants, others, tests)
+        if infos != known:
+            self._record_clients()
+            say(f"joined: clients {sorted(i for i in infos if infos[i] != known.get(i))}")
+        self._note_lost_states(outcome)
+        self.recorder.add(outcome)
+        self._note_roster_problems(number)
+        self.checkpoints.save(number, self.strategy.state)
+        self._say_round(outcome)
+        return outcome
+
+    def _exchanges(
+        self, number: int, participants: list[int], others: list[int], tests: set[int]
+    ) -> RoundResult:
+        """Make the round's exchanges; clients are evaluated in one of them."""
+        total = self.strategy.exchanges(number)
+        chosen = self.strategy.evaluated_exchange(number)
+        phase = "pre" if self.run.evaluates_before_training else "post"
+        outcome: RoundResult | None = None
+        for exchange in range(1, total + 1):
+            evaluates = self.run.evaluates_in(number) and exchange == chosen
+            self.strategy.exchange = exchange
+            self._set_control(evaluate=evaluates, phase=phase, final=False)
+            asked, measured = participants, others if evaluates else []
+            if outcome is not None:
+                online = set(self.roster.online()) - outcome.late
+                asked = [i for i in participants if i in online]
+                measured = [i for i in measured if i in online]
+            outcome = self._exchange(number, asked, measured, tests, outcome)
+        assert outcome is not None, f"{self.run.method}: a round needs at least one exchange"
+        return outcome
+
+    def _exchange(
+        self,
+        number: int,
+        asked: list[int],
+        measured: list[int],
+        tests: set[int],
+        earlier: RoundResult | None = None,
+        *,
+        closing: bool = False,
+    ) -> RoundResult:
+        """Make an exchange and return the round so far; if the run ends here, record who failed."""
+        current = Exchange(
+            self.strategy,
+            self.transport,
+            self.roster,
+            number,
+            asked,
+            measured,
+            tests,
+            self.send_order,
+        )
+        try:
+            current.run()
+        except RunError:  # names a few of them
+            failures = [*(earlier.failures if earlier else []), *current.result.failures]
+            self.recorder.add_failures(number, failures, closing=closing)
+            raise
+        return current.result if earlier is None else earlier.followed_by(current.result)
+
+    def _close(self, last_round: int) -> None:
+        """Evaluate everyone once more where evaluation came before training; then summarise."""
+        if self.run.evaluates_before_training:
+            self._set_control(evaluate=True, phase="final", final=True)
+            tests, measuring = self._measuring(self.roster.online())
+            outcome = self._exchange(last_round, [], measuring, tests, closing=True)
+            self.recorder.add(outcome, closing=True)
+        summary = summarise(self.directory.path, self.run, len(self.strategy.clients))
+        text = json.dumps(summary, indent=2) + "\n"
+        write_atomically(self.directory.path / "summary.json", text)
+        self._prune_simulated_states()
+        say()
+        say(
+            console.final_table(
+                self.strategy.clients, self.recorder.accuracy, self.recorder.trained
+            )
+        )
+        say(console.closing_lines(summary))
+        self.directory.set_status("completed")
+        try:
+            self.report()
+        except (OSError, ValueError) as error:
+            say(f"warning: the run completed, its report could not be written: {error}")
+
+    def _measuring(self, online: list[int]) -> tuple[set[int], list[int]]:
+        """Return who measures the test split, and who has anything to measure."""
+        tests = self.strategy.evaluates_test(online)
+        infos = self.strategy.clients
+        return tests, [i for i in online if i in tests or infos[i].validation_examples]
+
+    def _set_control(self, *, evaluate: bool, phase: str, final: bool) -> None:
+        self.messages.control = {
+            "evaluate": evaluate,
+            "phase": phase,
+            "final": final,
+            "token": str(self.directory.info["token"]),
+            "session": self.session,
+            "resumed-at": self.resumed_at,
+            "exchange": self.strategy.exchange,
+            "keep-from": self.checkpoints.oldest(),
+        }
+
+    def _record_clients(self) -> None:
+        infos = self.strategy.clients
+        self.directory.write_clients(infos)
+        pairs = "".join(f"{i}:{infos[i].data_hash};" for i in sorted(infos))
+        digest = hashlib.sha256(pairs.encode()).hexdigest()[:16]
+        self.directory.set_status("running", split_hash=digest, clients=len(infos))
+        for client_id in sorted(infos):
+            if infos[client_id].train_examples == 0:
+                say(f"client {client_id} has no training examples: it is evaluated, not trained")
+
+    def _note_roster_problems(self, number: int) -> None:
+        """Print and record who could not join, and the information of those that did."""
+        for client_id, reason in self.roster.problems:
+            who = "a node" if client_id is None else f"client {client_id}"
+            say(f"{who} was left out: {reason}")
+        self.recorder.add_failures(
+            number, [Failure(client, "registration", text) for client, text in self.roster.problems]
+        )
+        self.roster.problems.clear()
+
+    def _note_lost_states(self, outcome: RoundResult) -> None:
+        """Say whose private state is older than it should be: lost, moved or damaged."""
+        for client_id, trained in outcome.rounds_trained.items():
+            expected = self.recorder.trained.get(client_id, 0)
+            if trained < expected:
+                reason = (
+                    f"its private state knows {trained} of {expected} rounds of training; was its "
+                    "state directory (state-dir, output-dir) lost or moved?"
+                )
+                say(f"warning: client {client_id}: {reason}")
+                outcome.failures.append(Failure(client_id, "state", reason))
+
+    def _prune_simulated_states(self) -> None:
+        """In a simulation the clients' states are here; drop those no resume can need."""
+        clients = self.directory.path / "clients"
+        for client in clients.iterdir() if clients.is_dir() else ():
+            prune_rounds(client, self.checkpoints.oldest())
+
+    def _say_round(self, outcome: RoundResult) -> None:
+        number, total = outcome.server_round, self.run.num_rounds
+        shown = console.round_scores(self.recorder.latest, self.recorder.best)
+        scalars = {
+            way: sum(
+                t.scalars for t in outcome.traffic if t.direction == way and t.purpose == "train"
+            )
+            for way in ("uplink", "downlink")
+        }
+        trained = len({client for client, row in outcome.rows if row.phase == "train"})
+        self.durations.append(outcome.seconds)
+        recent = self.durations[-5:]
+        left = (total - number) * sum(recent) / len(recent)
+        say(
+            f"round {number}/{total}  {trained} of {len(self.strategy.clients)} clients  {shown}  "
+            f"up {console.human(scalars['uplink'])}  "
+            f"down {console.human(scalars['downlink'])} scalars  {outcome.seconds:.1f} s  "
+            f"left {left:.0f} s"
+        )

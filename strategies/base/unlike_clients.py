@@ -1,0 +1,49 @@
+"""Checks of the registration that concern clients together: where one is unlike most others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from strategies.base.messages import ClientInfo
+
+
+def unlike_data(known: Iterable[ClientInfo], infos: Sequence[ClientInfo]) -> list[str]:
+    """Return where new clients take the data set to be another than most clients do.
+
+    Parameters
+    ----------
+    known : iterable of ClientInfo
+        Clients admitted before; one that answers again counts with what it says now.
+    infos : sequence of ClientInfo
+        The new ones.
+    """
+    known = list(known)
+    return [
+        f"client {info.client_id}: {name} is {getattr(info, name)}, the others have {usual}; all "
+        "clients need the same classes in the same order and images of one kind"
+        for name in ("num_classes", "class_hash", "channels", "image_size")
+        for info, usual in _odd_ones(known, infos, name)
+    ]
+
+
+def unlike_public_data(known: Iterable[ClientInfo], infos: Sequence[ClientInfo]) -> list[str]:
+    """Return whose public data is not, item by item, what most clients have."""
+    return [
+        f"client {info.client_id}: its public data (public-dataset, public-size) is not that of "
+        "the others; give all clients the same source files (scenes are made from Fashion-MNIST, "
+        "or from digits where that is absent)"
+        for info, _ in _odd_ones(known, infos, "public_hash")
+    ]
+
+
+def _odd_ones(
+    known: Iterable[ClientInfo], infos: Sequence[ClientInfo], name: str
+) -> Iterator[tuple[ClientInfo, object]]:
+    """Yield the new clients whose field differs from the most common value, and that value."""
+    newer = {info.client_id for info in infos}
+    earlier = [info for info in known if info.client_id not in newer] or infos
+    usual = Counter(getattr(info, name) for info in earlier).most_common(1)[0][0]
+    for info in infos:
+        if getattr(info, name) != usual:
+            yield info, usual

@@ -1,0 +1,1 @@
+"""What three or more methods share."""

@@ -1,0 +1,183 @@
+"""The shared classification head: payload, state, first weights, loading, and training.
+
+Used by every method in which the server owns one Linear(d, C) for all clients.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Protocol, TypeVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from models import SplitModel
+from strategies.base.client import ClientContext, ClientHalf
+from strategies.base.payload import array
+from strategies.base.server import ServerHalf
+from strategies.common.optimizers import keep_compiler_out, take_step
+
+
+@dataclasses.dataclass
+class HeadPayload:
+    """A head on the wire: weight W (C, d) and bias b (C,), C*d + C scalars."""
+
+    head_weight: NDArray[np.float32] = array("C", "d")
+    head_bias: NDArray[np.float32] = array("C")
+
+
+@dataclasses.dataclass
+class HeadState:
+    """A server's state that is the head alone: weight W (C, d) and bias b (C,)."""
+
+    head_weight: Tensor
+    head_bias: Tensor
+
+
+class HasModel(Protocol):
+    """A client state with the client's own model in it."""
+
+    model: SplitModel
+
+
+S = TypeVar("S", bound=HasModel)
+H = TypeVar("H", bound=HeadPayload)
+U = TypeVar("U")
+
+
+class HeadClient(ClientHalf[S, H, U]):
+    """A client half that starts from the server's head and predicts with its own model."""
+
+    def receive(self, context: ClientContext, state: S, downlink: H) -> None:
+        """Load the received head; everything before it stays the client's own."""
+        load_head(state.model.head, downlink.head_weight, downlink.head_bias)
+
+    def predict(self, state: S, downlink: H, images: Tensor) -> dict[str, Tensor]:
+        """Return the logits of the client's own model."""
+        return {"accuracy": state.model(images)}
+
+
+class HeadServer(ServerHalf[HeadState]):
+    """A server half that broadcasts one head to all clients; `aggregate` is the method's."""
+
+    def initial_state(self) -> HeadState:
+        """Draw the first head from the run's seed."""
+        generator = self.generator(0, "head")
+        return HeadState(*initial_linear(self.dims["C"], self.dims["d"], generator))
+
+    def common_downlink(self, server_round: int) -> HeadPayload:
+        """Return the current head."""
+        return HeadPayload(self.state.head_weight.numpy(), self.state.head_bias.numpy())
+
+    def fit(self, server_round: int, inputs: Tensor, targets: Tensor) -> float:
+        """Train the head on representations (N, d) and label distributions (N, C).
+
+        Reads the options `server_lr`, `server_epochs`, `server_batch_size`, `reduction` and
+        `mask_absent` of the method's `Config`, and returns the mean loss per example.
+        """
+        config = self.config
+        present = targets.sum(dim=0).nonzero().flatten() if config.mask_absent else None
+        weight, bias, loss = train_head(
+            self.state.head_weight,
+            self.state.head_bias,
+            inputs,
+            targets,
+            lr=config.server_lr,
+            epochs=config.server_epochs,
+            batch_size=config.server_batch_size,
+            generator=self.generator(server_round, "server-batches"),
+            reduction=config.reduction,
+            classes=present,
+        )
+        self.state = HeadState(weight, bias)
+        return loss
+
+
+def initial_linear(classes: int, width: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw a head's first weight (C, d) and bias (C,): uniform in +-1/sqrt(d), as torch does."""
+    bound = 1 / math.sqrt(width)
+    weight = torch.empty(classes, width).uniform_(-bound, bound, generator=generator)
+    bias = torch.empty(classes).uniform_(-bound, bound, generator=generator)
+    return weight, bias
+
+
+def load_head(head: nn.Linear, weight: NDArray[np.float32], bias: NDArray[np.float32]) -> None:
+    """Copy a received head into a model's; nothing is aliased."""
+    with torch.no_grad():
+        head.weight.copy_(torch.tensor(weight))
+        head.bias.copy_(torch.tensor(bias))
+
+
+def head_arrays(head: nn.Linear) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return copies of a head's weight (C, d) and bias (C,) for an uplink."""
+    weight, bias = head.weight.detach().cpu(), head.bias.detach().cpu()
+    return weight.numpy().copy(), bias.numpy().copy()
+
+
+def train_head(
+    weight: Tensor,
+    bias: Tensor,
+    inputs: Tensor,
+    targets: Tensor,
+    *,
+    lr: float,
+    epochs: int,
+    batch_size: int,
+    generator: torch.Generator,
+    reduction: str = "sum",
+    classes: Tensor | None = None,
+) -> tuple[Tensor, Tensor, float]:
+    """Train a head by plain SGD on cross entropy with (soft) labels.
+
+    Parameters
+    ----------
+    weight, bias : Tensor
+        Head, (C, d) and (C,); not changed.
+    inputs : Tensor
+        Representations, (N, d).
+    targets : Tensor
+        Label distributions, (N, C), rows sum to 1.
+    lr, epochs, batch_size
+        Of the SGD.
+    generator : torch.Generator
+        Shuffles the batches.
+    reduction : str
+        "sum" or "mean" of the loss over a batch. With "sum" the step grows with the batch.
+    classes : Tensor, optional
+        Ids of the only classes whose logits take part; the rest of the head stays as it is.
+
+    Returns
+    -------
+    tuple
+        New weight, new bias, and the mean loss per example during the last epoch, or before
+        training where `epochs` is 0.
+    """
+    weight = weight.clone().requires_grad_()
+    bias = bias.clone().requires_grad_()
+    keep_compiler_out()
+    optimizer = torch.optim.SGD([weight, bias], lr=lr)
+
+    def loss_of(rows: Tensor | slice) -> Tensor:
+        logits, wanted = F.linear(inputs[rows], weight, bias), targets[rows]
+        if classes is not None:
+            logits, wanted = logits[:, classes], wanted[:, classes]
+        return F.cross_entropy(logits, wanted, reduction="sum")
+
+    mean_loss = 0.0
+    if not epochs:
+        with torch.no_grad():
+            mean_loss = loss_of(slice(None)).item() / len(inputs)
+    for _ in range(epochs):
+        total = 0.0
+        for rows in torch.randperm(len(inputs), generator=generator).split(batch_size):
+            loss = loss_of(rows)
+            optimizer.zero_grad()
+            (loss if reduction == "sum" else loss / len(rows)).backward()
+            take_step(optimizer)
+            total += loss.item()
+        mean_loss = total / len(inputs)
+    return weight.detach(), bias.detach(), mean_loss

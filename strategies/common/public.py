@@ -1,0 +1,97 @@
+"""Public data on a client: what its model reads of item i, whatever its modality."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from data import PublicData
+from models import TaskModel, tokeniser_of
+from strategies.base.client import ClientContext
+from strategies.base.options import ConfigError
+from strategies.common.training import EVALUATION_BATCH, precision, to_inputs
+
+
+class PublicInputs:
+    """The public items as a client's model reads them, by index.
+
+    An image client reads the picture of an item, a text client its caption: index i is the same
+    item on all clients.
+
+    Raises
+    ------
+    ConfigError
+        If the client reads text and the public data has no captions.
+    """
+
+    def __init__(self, context: ClientContext) -> None:
+        self._context = context
+        self.reads_text = context.data.task == "text"
+        public = context.public
+        if self.reads_text and public.captions is None:
+            raise ConfigError(
+                f"public-dataset = {context.run.public_dataset!r}: client {context.client_id} "
+                "reads text, and these items have no captions; expected scenes and coco"
+            )
+        self.fingerprint = public.fingerprint
+        self._items = _tokens(public, context.model_name) if self.reads_text else public.images
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def raw(self, indices: NDArray[np.int32]) -> Tensor:
+        """Return items (B, ...) as stored, on the CPU: uint8 pixels or int64 token ids."""
+        return torch.from_numpy(self._items[indices])
+
+    def batch(self, indices: NDArray[np.int32]) -> Tensor:
+        """Return items (B, ...) as a model reads them, on the client's device."""
+        return to_inputs(self.raw(indices), self._context.device)
+
+    @torch.no_grad()
+    def outputs(
+        self, model: nn.Module, indices: NDArray[np.int32], function: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """Return what a function of the model gives for items (n, ...), in their order.
+
+        In evaluation mode, not augmented, float32 and on the client's device.
+        """
+        with evaluating(model), precision(self._context):
+            parts = [
+                function(self.batch(indices[start : start + EVALUATION_BATCH])).float()
+                for start in range(0, len(indices), EVALUATION_BATCH)
+            ]
+        return torch.cat(parts)
+
+    def represent(self, model: TaskModel, indices: NDArray[np.int32]) -> NDArray[np.float32]:
+        """Return the representations Z (n, d) of items in their order, none for no items."""
+        if not len(indices):
+            return np.empty((0, model.feature_dim), dtype=np.float32)
+        return self.outputs(model, indices, model.represent).cpu().numpy()
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model in evaluation mode inside, so that BatchNorm neither uses nor learns statistics.
+
+    Every layer gets its own mode back.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@lru_cache(maxsize=4)
+def _tokens(public: PublicData, model_name: str) -> NDArray[np.int64]:
+    """Return the captions as token ids, once for a model and process."""
+    assert public.captions is not None
+    return tokeniser_of(model_name)(public.captions)

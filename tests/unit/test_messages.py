@@ -1,0 +1,150 @@
+"""Messages: what they carry, what they cost, and metrics as records."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from strategies.base.messages import (
+    CONTROL,
+    MessageFactory,
+    MetricRow,
+    count_bytes,
+    metrics_record,
+)
+from strategies.base.method import get_method
+from strategies.base.payload import ARRAYS, MANIFEST, PayloadError, unpack
+from strategies.base.replies import read_metrics
+from strategies.base.run_config import parse_run_config
+from tests.unit.test_roster import a_client_info
+
+DIMS = {"d": 2, "C": 10}
+
+
+@pytest.fixture(autouse=True)
+def identity() -> None:
+    TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+
+
+def a_head(value: float = 1.0) -> object:
+    return get_method("fedre").downlink(
+        np.full((10, 2), value, np.float32), np.zeros(10, np.float32)
+    )
+
+
+def test_a_message_carries_control_and_payload_and_nothing_else() -> None:
+    factory = MessageFactory(
+        "my-run", {3: 77}, ttl=90.0, control={"evaluate": True, "phase": "pre"}
+    )
+    message = factory.build("train", 3, 5, a_head())
+    assert set(message.content) == {ARRAYS, MANIFEST, CONTROL}
+    assert dict(message.content[CONTROL]) == {
+        "run-name": "my-run", "round": 5, "test": True, "evaluate": True, "phase": "pre"
+    }  # fmt: skip
+    metadata = message.metadata
+    assert (metadata.dst_node_id, metadata.message_type, metadata.group_id) == (77, "train", "5")
+    assert metadata.ttl == 90.0
+    assert factory.last_scalars == 30
+    untested = factory.build("train", 3, 5, a_head(), test=False)
+    assert untested.content[CONTROL]["test"] is False
+    received: Any = unpack(get_method("fedre").downlink, message.content, DIMS)
+    assert received.head_weight.tolist() == [[1, 1]] * 10
+
+
+def test_a_common_downlink_is_packed_once_and_another_is_not() -> None:
+    factory = MessageFactory("r", {0: 10, 1: 11}, ttl=1)
+    head = a_head()
+    first, second = factory.build("train", 0, 1, head), factory.build("train", 1, 1, head)
+    assert first.content[ARRAYS] is second.content[ARRAYS]
+    third = factory.build("train", 0, 2, a_head(2.0))
+    assert unpack(get_method("fedre").downlink, third.content, DIMS).head_weight[0, 0] == 2
+
+
+def test_a_payload_alone_keeps_what_was_received() -> None:
+    """Without Python's cyclic collector: a message is freed when it is let go of."""
+    factory = MessageFactory("r", {0: 10}, ttl=1)
+    content = factory.build("train", 0, 1, a_head(3.0)).content
+    factory.forget()
+    downlink = get_method("fedre").downlink
+    gc.disable()
+    try:
+        watched = weakref.ref(content[ARRAYS])
+        payload: Any = unpack(downlink, content, DIMS)
+        assert unpack(downlink, content, DIMS).head_weight[0, 0] == 3  # it is left whole
+        del content[ARRAYS]
+        assert watched() is None
+        with pytest.raises(PayloadError, match="head_weight: no array of dtype float32"):
+            unpack(downlink, content, DIMS)
+        received = weakref.ref(payload.head_weight)
+        del payload
+        assert received() is None
+    finally:
+        gc.enable()
+
+
+def test_the_roll_call_names_the_run_only() -> None:
+    message = MessageFactory("r", {}, ttl=5).query(42)
+    assert message.metadata.message_type == "query"
+    assert message.metadata.dst_node_id == 42
+    assert dict(message.content[CONTROL]) == {"run-name": "r", "round": 0}
+
+
+def test_bytes_are_those_of_all_records_but_control() -> None:
+    content = RecordDict(
+        {
+            ARRAYS: ArrayRecord([np.zeros(100, np.float32)]),
+            CONTROL: ConfigRecord({"run-name": "x" * 500}),
+            "metrics": MetricRecord({"a": 1.0}),
+        }
+    )
+    assert count_bytes(content) == content[ARRAYS].count_bytes() + content["metrics"].count_bytes()
+    content[CONTROL] = ConfigRecord({"run-name": "y"})
+    assert 400 < count_bytes(content) < 700
+
+
+def test_metrics_come_back() -> None:
+    rows = [MetricRow("train", "loss", 1.25, 40), MetricRow("final", "validation_accuracy", 0.0, 0)]
+    assert read_metrics(metrics_record(rows)) == rows
+    assert read_metrics(metrics_record([])) == []
+    slashes = [MetricRow("pre", "a/b", 1.0, 1)]
+    assert read_metrics(metrics_record(slashes)) == slashes
+
+
+def test_metrics_of_two_kinds_under_one_name_are_refused() -> None:
+    with pytest.raises(PayloadError, match="pre/accuracy"):
+        read_metrics({"pre/accuracy": 0.5})
+
+
+def test_messages_are_made_as_they_are_sent() -> None:
+    """A large round is never held whole: one message exists at a time."""
+    run = parse_run_config({"method": "local"})
+    strategy = run.chosen_method.server(run)
+    strategy.admit(a_client_info(i) for i in range(3))
+    strategy.messages = MessageFactory("r", {i: 100 + i for i in range(3)}, ttl=1)
+    stream = strategy.configure_train(
+        1,
+        ArrayRecord(),
+        ConfigRecord({"participants": [0, 2]}),
+        None,  # type: ignore[arg-type]
+    )
+    assert next(stream).metadata.dst_node_id == 100
+    assert next(stream).metadata.dst_node_id == 102
+    assert next(stream, None) is None
+
+
+def test_messages_need_a_round_loop() -> None:
+    run = parse_run_config({"method": "local"})
+    stream = run.chosen_method.server(run).configure_train(
+        1,
+        ArrayRecord(),
+        ConfigRecord({"participants": [0]}),
+        None,  # type: ignore[arg-type]
+    )
+    with pytest.raises(RuntimeError, match=r"need a round loop; call start\(\)"):
+        next(iter(stream))
