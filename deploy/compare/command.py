@@ -1,9 +1,9 @@
 """`wildflower compare FILE.yaml`: many runs one after another, one table and one page of them.
 
-The file names methods, seeds and shared settings (README shows one; `compare.plan` reads it). Its
-runs go through `flwr run` on one private SuperLink. A run that is complete is skipped and one
-that was cut off is resumed, so the command can be interrupted and started again at any time. The
-table and the page are written after every run.
+The file names methods, seeds and shared settings (deploy/comparisons holds some; `compare.plan`
+reads them). Its runs go through `flwr run` on one private SuperLink. A run that is complete is
+skipped and one that was cut off is resumed, so the command can be interrupted and started again at
+any time. The table and the page are written after every run.
 """
 
 from __future__ import annotations
