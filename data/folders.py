@@ -13,6 +13,7 @@ from data.decode import decode_images
 from data.raw import RawImages, split_without_official_test
 from data.spec import DataError
 from data.standard_places import find_folder
+from data.text_files import read_user_text
 
 _SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
@@ -136,7 +137,7 @@ def tiny_imagenet(data_dir: Path | None, image_size: int, target: Path) -> RawIm
     numbers = {name: label for label, name in enumerate(classes)}
     annotations = root / "val" / "val_annotations.txt"
     test_files: Labelled = []
-    for line in annotations.read_text(encoding="utf-8").splitlines():
+    for line in read_user_text(annotations).splitlines():
         file_name, _, rest = line.partition("\t")
         wordnet_id = rest.partition("\t")[0]
         if wordnet_id not in numbers:
@@ -178,7 +179,7 @@ def _class_names(data_dir: Path, parts: list[Path]) -> tuple[str, ...]:
     class_list = data_dir / "classes.txt"
     if not class_list.is_file():
         return tuple(held)
-    lines = class_list.read_text(encoding="utf-8").splitlines()
+    lines = read_user_text(class_list).split("\n")
     names = tuple(line.strip() for line in lines if line.strip())
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)

@@ -14,11 +14,13 @@ from data.annotated import RawTexts
 from data.raw import split_without_official_test
 from data.spec import DataError
 from data.standard_places import standard_places
+from data.text_files import read_user_text
 
 _LAYOUT = (
     "a folder with train.tsv and, optionally, test.tsv, or one .tsv file; each line is a label, a "
     "tab and a sentence"
 )
+_LARGEST = 2 * 2**30  # bytes; sentences are held in memory while the data set is built
 _HEADERS = frozenset({("label", "sentence"), ("label", "text")})
 
 Examples = list[tuple[str, str]]
@@ -96,19 +98,8 @@ def _find(data_dir: Path | None) -> tuple[Path, Path | None]:
 
 def _read(path: Path) -> Examples:
     examples: Examples = []
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"tsv: cannot read {path} ({error}).") from error
     # Only line feeds end a line: splitlines would also cut at form feeds and their like.
-    for number, raw in enumerate(content.removesuffix(b"\n").split(b"\n"), start=1):
-        try:
-            line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r")
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"tsv: {path}, line {number} is not UTF-8 ({error.reason}); save the file as "
-                f"UTF-8, for example: iconv -f latin1 -t utf-8 {path} > NEW"
-            ) from error
+    for number, line in enumerate(read_user_text(path, _LARGEST).split("\n"), start=1):
         if not line.strip():
             continue
         label, _, sentence = (part.strip() for part in line.partition("\t"))

@@ -25,6 +25,7 @@ from data.decode import decode_images
 from data.raw import thread_map
 from data.spec import DataError
 from data.standard_places import find_folder
+from data.text_files import read_user_text
 
 CLASSES = (
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
@@ -129,7 +130,7 @@ def _tested(root: Path) -> bool:
     """Whether the test set of 2007 is here; a list without annotations is none."""
     folder = root / "VOCdevkit" / "VOC2007"
     listed = folder / "ImageSets" / "Main" / "test.txt"
-    names = listed.read_text(encoding="utf-8").split() if listed.is_file() else []
+    names = read_user_text(listed).split() if listed.is_file() else []
     return any((folder / "Annotations" / f"{name}.xml").is_file() for name in names[:1])
 
 

@@ -17,6 +17,7 @@ from deploy.compare.fields import (
     read_text,
     refuse_unknown,
 )
+from deploy.yaml_files import read_yaml
 from server_app.records.scores import ClientTask, is_plain
 from strategies.base.options import ConfigError
 from strategies.base.run_config import RunConfig, parse_run_config
@@ -137,12 +138,7 @@ def read_plan(path: Path) -> Plan:
     ConfigError
         For the first thing wrong, with the nearest accepted spelling; nothing has started then.
     """
-    import yaml
-
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: cannot be read as YAML: {error}") from error
+    content = read_yaml(path, "YAML")
     try:
         return make_plan(content)
     except ConfigError as error:

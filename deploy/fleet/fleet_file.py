@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import re
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
-
-import yaml
 
 from data import DataError
 from data.tasks import parse_task
 from deploy.fleet.description import Device, Fleet, Restarts, Server, Tls, is_loopback
+from deploy.yaml_files import read_yaml
 from models import ModelError, model_info
 from strategies.base.options import ConfigError, parse_options, unknown_key
 from strategies.base.run_config import DEVICE, NAME, default_run_config, parse_run_config
@@ -39,11 +38,7 @@ def read_fleet(path: Path) -> Fleet:
     ConfigError
         One line that names file, key, value and what is expected.
     """
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"{path}: cannot be read as a fleet file: {reason}") from error
+    content = read_yaml(path, "a fleet file")
     try:
         return make_fleet(content, path)
     except (ConfigError, ModelError) as error:
@@ -70,21 +65,6 @@ def make_fleet(content: object, source: Path) -> Fleet:
         presets=_presets(top, len(devices)),
         source=source,
     )
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML without the trap that a repeated key silently wins over the first."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                continue
-            if key.value in seen:
-                line = key.start_mark.line + 1
-                raise yaml.YAMLError(f"line {line}: {key.value!r} is given twice")
-            seen.add(key.value)
-        return super().construct_mapping(node, deep=deep)
 
 
 def _server(value: object) -> Server:
