@@ -4,39 +4,25 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from deploy import run
 from deploy.compare import command as compare
 from deploy.costs import command as costs
+from deploy.examples import shown_examples
 from deploy.fleet import command as fleet
 from server_app.records.run_directory import COMPLETED, INTERRUPTED, RUNNING, is_in_use
 from strategies.base.options import ConfigError
 
+CHECK_EXAMPLE = "wildflower check ~/wildflower/RUN-NAME"
+REPORT_EXAMPLE = "wildflower report ~/wildflower/RUN-NAME"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one sub-command and return its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="wildflower", description="Model-heterogeneous federated learning on Flower."
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, module, text in (
-        ("run", run, "run a federation in this process, without Ray or a SuperLink"),
-        ("compare", compare, "run the methods and seeds of a YAML file through flwr and tabulate"),
-        ("fleet", fleet, "start a fleet of real processes, run on it, describe its devices"),
-        ("costs", costs, "reproduce the communication table of the FedRE paper"),
-    ):
-        command = commands.add_parser(name, help=text, description=text)
-        module.add_arguments(command)
-        command.set_defaults(execute=module.execute)
-    command = commands.add_parser("check", help="tell how a run ended; exit code 0 if it completed")
-    command.add_argument("directory", type=Path, help="the run's directory")
-    command.set_defaults(execute=_check)
-    command = commands.add_parser("report", help="write a run's report.html again")
-    command.add_argument("directory", type=Path, help="the run's directory")
-    command.set_defaults(execute=_report)
-    options = parser.parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     try:
         return int(options.execute(options))
     except ConfigError as error:
@@ -45,6 +31,52 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("wildflower: interrupted", file=sys.stderr)
         return 130
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line; every help text ends with an example."""
+    commands = (
+        Command("run", "run a federation in this process, without Ray or a SuperLink",
+                (run.EXAMPLE,), run.add_arguments, run.execute),
+        Command("compare", "run the methods and seeds of a YAML file through flwr and tabulate",
+                (compare.EXAMPLE,), compare.add_arguments, compare.execute),
+        Command("fleet", "start a fleet of real processes, run on it, describe its devices",
+                tuple(fleet.EXAMPLES.values()), fleet.add_arguments, fleet.execute),
+        Command("costs", "reproduce the communication table of the FedRE paper",
+                (costs.EXAMPLE,), costs.add_arguments, costs.execute),
+        Command("check", "tell how a run ended; exit code 0 if it completed",
+                (CHECK_EXAMPLE,), _add_directory, _check),
+        Command("report", "write a run's report.html again",
+                (REPORT_EXAMPLE,), _add_directory, _report),
+    )  # fmt: skip
+    parser = argparse.ArgumentParser(
+        prog="wildflower",
+        description="Model-heterogeneous federated learning on Flower.",
+        **shown_examples(*(command.examples[0] for command in commands)),
+    )
+    chosen = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in commands:
+        sub = chosen.add_parser(
+            command.name, help=command.text, description=command.text,
+            **shown_examples(*command.examples),
+        )  # fmt: skip
+        command.add_arguments(sub)
+        sub.set_defaults(execute=command.execute)
+    return parser
+
+
+class Command(NamedTuple):
+    """A sub-command: what it does in a line, command lines that use it, and its functions."""
+
+    name: str
+    text: str
+    examples: tuple[str, ...]
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    execute: Callable[[argparse.Namespace], int]
+
+
+def _add_directory(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directory", type=Path, help="the run's directory")
 
 
 def _check(options: argparse.Namespace) -> int:

@@ -9,6 +9,8 @@ from typing import Any
 from strategies.base.options import ConfigError
 from strategies.base.run_config import default_run_config
 
+EXAMPLE = "wildflower run --clients 10 -c \"method='fedproto' num-rounds=3\""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""

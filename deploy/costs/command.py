@@ -53,6 +53,8 @@ PER_METHOD: dict[str, dict[str, Any]] = {
     "cofed": {"cofed.exchange-round": 2, "public-size": 320},
 }
 
+EXAMPLE = "wildflower costs --methods fedre fedproto"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""

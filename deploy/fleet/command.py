@@ -1,12 +1,4 @@
-"""`wildflower fleet`: start a fleet on this machine, run on it, look at it, describe a device.
-
-wildflower fleet up FLEET.yaml             start all its processes; Ctrl-C ends them
-wildflower fleet run FLEET.yaml PRESET     run the app on it; exit code 0 only if it completed
-wildflower fleet status FLEET.yaml         how its processes are
-wildflower fleet down FLEET.yaml           end it from another terminal
-wildflower fleet keys FLEET.yaml           make certificates and keys only
-wildflower fleet device FLEET.yaml 0       what to run on device 0
-"""
+"""`wildflower fleet`: start a fleet on this machine, run on it, look at it, describe a device."""
 
 from __future__ import annotations
 
@@ -20,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from deploy.examples import shown_examples
 from deploy.fleet.description import HEARTBEAT_LIMIT, Files, Fleet, Tls, is_loopback
 from deploy.fleet.device import PLACE, server_unit, shell_command, systemd_unit
 from deploy.fleet.fleet_file import read_fleet
@@ -41,13 +34,24 @@ END_SECONDS = 60.0
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
 
+EXAMPLES = {
+    "up": "wildflower fleet up deploy/fleet.yaml",
+    "run": "wildflower fleet run deploy/fleet.yaml fedre -c 'num-rounds=5'",
+    "status": "wildflower fleet status deploy/fleet.yaml",
+    "down": "wildflower fleet down deploy/fleet.yaml",
+    "keys": "wildflower fleet keys deploy/fleet.yaml",
+    "device": "wildflower fleet device deploy/fleet.yaml 0",
+}
+"""A command line for each sub-command; its help ends with it."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the sub-commands and their arguments."""
     commands = parser.add_subparsers(dest="fleet_command", required=True, metavar="COMMAND")
 
     def command(name: str, text: str) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=text, description=text)
+        example = shown_examples(EXAMPLES[name])
+        sub = commands.add_parser(name, help=text, description=text, **example)
         sub.add_argument("file", type=Path, help="the fleet, a YAML file; deploy/fleet.yaml is one")
         return sub
 
