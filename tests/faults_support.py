@@ -117,7 +117,7 @@ class Faults:
         """End the ServerApp with SIGKILL and wait until it is gone."""
         (pid,) = self.running.find("flwr-serverapp")
         (process,) = [p for p in all_processes() if p.pid == pid]
-        process.signal(signal.SIGKILL)
+        process.send_signal(signal.SIGKILL)
         wait_until(lambda: process not in all_processes(), "the end of the ServerApp")
 
     def stop(self, run_id: str) -> None:

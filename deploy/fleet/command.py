@@ -23,7 +23,7 @@ from deploy.fleet.specs import SUPEREXEC, SUPERLINK
 from deploy.fleet.status import ONLINE, State, health, is_running, read_state, wait_for_end
 from deploy.fleet.supervisor import RUNNING, View
 from deploy.flower.commands import FlowerError
-from deploy.flower.processes import terminate_as_interrupt
+from deploy.flower.processes import send_signal, terminate_as_interrupt
 from deploy.run import parse_assignments
 from server_app.console import say, table
 from strategies.base.options import ConfigError
@@ -228,7 +228,7 @@ def _down(fleet: Fleet, options: argparse.Namespace) -> int:
     if state.parent is None:
         raise FlowerError(f"fleet {fleet.name}: its parent process is not known; end it there")
     if state.parent.pid != os.getpid():
-        state.parent.signal(signal.SIGTERM)
+        send_signal(state.parent, signal.SIGTERM)
     if not wait_for_end(fleet, END_SECONDS):
         raise FlowerError(f"fleet {fleet.name}: still runs after {END_SECONDS:g} s")
     say(f"fleet {fleet.name}: ended")

@@ -191,7 +191,7 @@ class LocalFleet:
     def find(self, program: str) -> list[int]:
         """Return the process ids of a program in this fleet, for example "flwr-serverapp"."""
         everything = family(self.mark, set())
-        return sorted(p.pid for p in everything if runs_program(p.pid, program))
+        return sorted(p.pid for p in everything if runs_program(p, program))
 
     def submit(self, run: str | Mapping[str, Value], app: Path = CHECKOUT) -> str:
         """Start a run and return its id.

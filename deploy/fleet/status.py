@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import time
 from collections.abc import Mapping
 
+import psutil
 from filelock import FileLock, Timeout
 
 from deploy.fleet.description import Fleet
 from deploy.fleet.specs import SUPEREXEC, SUPERLINK
 from deploy.fleet.supervisor import RUNNING, View
-from deploy.flower.processes import Process, all_processes, answers
+from deploy.flower.processes import answers, find_process
 from server_app.records.run_directory import write_atomically
 from strategies.base.options import ConfigError
 
@@ -31,14 +31,14 @@ class State:
     ----------
     fleet : Fleet
         With the port in use, and whether it is secure.
-    parent : Process or None
+    parent : psutil.Process or None
         The process that keeps it running; None if that cannot be told.
     processes : tuple of View
         The others; none if no `fleet up` has started the server, but systemd or containers.
     """
 
     fleet: Fleet
-    parent: Process | None
+    parent: psutil.Process | None
     processes: tuple[View, ...]
 
 
@@ -49,9 +49,9 @@ def fleet_lock(fleet: Fleet) -> FileLock:
 
 def write_state(fleet: Fleet, processes: Mapping[str, View]) -> None:
     """Say how a fleet runs, for `read_state`."""
-    me = next((p for p in all_processes() if p.pid == os.getpid()), None)
+    me = psutil.Process()
     content = {
-        "parent": dataclasses.astuple(me) if me else None,
+        "parent": (me.pid, me.create_time()),
         "port": fleet.server.port,
         "secure": fleet.secure,
         "processes": [dataclasses.asdict(view) for view in processes.values()],
@@ -86,7 +86,7 @@ def read_state(fleet: Fleet) -> State:
     server = dataclasses.replace(fleet.server, port=content["port"])
     return State(
         fleet=dataclasses.replace(fleet, server=server, secure=content["secure"]),
-        parent=Process(*content["parent"]) if content["parent"] else None,
+        parent=find_process(*content["parent"]),
         processes=tuple(View(**view) for view in content["processes"]),
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import signal
 import socket
@@ -18,47 +17,51 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
-
-@dataclasses.dataclass(frozen=True)
-class Process:
-    """A process, told from a later one of the same id by the time of its start."""
-
-    pid: int
-    started: int
-
-    def signal(self, number: int) -> None:
-        """Send a signal, unless the process is gone."""
-        with contextlib.suppress(OSError):
-            if self in all_processes():
-                os.kill(self.pid, number)
+import psutil
 
 
-def all_processes() -> dict[Process, tuple[int, int]]:
-    """Return parent and session of every process that is no zombie; empty without /proc."""
+def all_processes() -> dict[psutil.Process, tuple[int, int]]:
+    """Return parent and session of every process that is no zombie.
+
+    A `psutil.Process` is told from a later one of the same id by the time of its start.
+    """
     found = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            # The name, in brackets, may hold anything; the fields count from behind it.
-            fields = path.read_text(errors="replace").rsplit(")", 1)[1].split()
-            if fields[0] not in "ZX":
-                process = Process(int(path.parent.name), int(fields[19]))
-                found[process] = int(fields[1]), int(fields[3])
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError), process.oneshot():
+            if process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+                found[process] = process.ppid(), os.getsid(process.pid)
     return found
 
 
-def family(variable: str, known: set[Process]) -> set[Process]:
+def find_process(pid: int, started: float) -> psutil.Process | None:
+    """Return a process by its id and `create_time`; None if it has ended meanwhile."""
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        # The time of the start follows the system's clock, which may be set right meanwhile.
+        if abs(process.create_time() - started) < 1.0:
+            return process
+    return None
+
+
+def send_signal(process: psutil.Process, number: int) -> None:
+    """Send a signal, unless the process is gone."""
+    with contextlib.suppress(psutil.Error, OSError):
+        process.send_signal(number)
+
+
+def family(variable: str, known: set[psutil.Process]) -> set[psutil.Process]:
     """Return the living processes that carry a mark, were known, or descend from such.
 
     Parameters
     ----------
     variable : str
-        The mark: `NAME=value`, as it stands in the environment of the processes. Some processes,
+        The mark: `NAME=value`, as it begins in the environment of the processes. Some processes,
         Ray's workers for one, overwrite their environment; they are found by parent or session.
-    known : set of Process
+    known : set of psutil.Process
         What was found before.
     """
     everyone = all_processes()
-    members = {p for p in everyone if p in known or _carries(p.pid, variable)}
+    members = {p for p in everyone if p in known or _carries(p, variable)}
     while True:
         ids = {p.pid for p in members}
         more = {p for p, (parent, session) in everyone.items() if {parent, session} & ids}
@@ -67,14 +70,15 @@ def family(variable: str, known: set[Process]) -> set[Process]:
         members |= more
 
 
-def _carries(pid: int, variable: str) -> bool:
+def _carries(process: psutil.Process, variable: str) -> bool:
+    name, _, value = variable.partition("=")
     try:
-        return variable.encode() in Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
+        return process.environ().get(name, "").startswith(value)
+    except (psutil.Error, OSError):
         return False
 
 
-def end_family(variable: str, known: set[Process], first: Sequence[str] = ()) -> None:
+def end_family(variable: str, known: set[psutil.Process], first: Sequence[str] = ()) -> None:
     """End all processes of a family: politely, then after three seconds for good.
 
     Parameters
@@ -90,21 +94,20 @@ def end_family(variable: str, known: set[Process], first: Sequence[str] = ()) ->
     for number, seconds, program in stages:
         deadline = time.monotonic() + seconds
         known = family(variable, known)
-        chosen = {process for process in known if not program or runs_program(process.pid, program)}
+        chosen = {process for process in known if not program or runs_program(process, program)}
         for process in chosen:
-            process.signal(number)
+            send_signal(process, number)
         while chosen & known and time.monotonic() < deadline:
             time.sleep(0.1)
             known = family(variable, known)
 
 
-def runs_program(pid: int, program: str) -> bool:
+def runs_program(process: psutil.Process, program: str) -> bool:
     """Return whether a process runs a program, by itself or through an interpreter."""
     try:
-        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:2]
-    except OSError:
+        return program in [os.path.basename(part) for part in process.cmdline()[:2]]
+    except (psutil.Error, OSError):
         return False
-    return program in [os.path.basename(part.decode(errors="replace")) for part in arguments]
 
 
 def end_child(process: subprocess.Popen[bytes], seconds: float = 2.0) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import psutil
+
 from deploy.flower.commands import (
     COMMAND_SECONDS,
     FlowerClient,
@@ -19,7 +21,6 @@ from deploy.flower.commands import (
     flower_environment,
 )
 from deploy.flower.processes import (
-    Process,
     answers,
     end_child,
     end_family,
@@ -62,7 +63,7 @@ class PrivateSuperLink(FlowerClient):
         super().__init__(home, flower_environment(home, extra))
         self._variable = f"{MARK}={mark}"
         self._superlink: subprocess.Popen[bytes] | None = None
-        self._known: set[Process] = set()
+        self._known: set[psutil.Process] = set()
 
     def __enter__(self) -> Self:
         try:
@@ -92,7 +93,7 @@ class PrivateSuperLink(FlowerClient):
         """Whether the SuperLink runs."""
         return self._superlink is not None and self._superlink.poll() is None
 
-    def processes(self) -> set[Process]:
+    def processes(self) -> set[psutil.Process]:
         """Return all processes that live because of this SuperLink, itself included."""
         self._known = family(self._variable, self._known)
         return self._known

@@ -1,6 +1,6 @@
 """Number formats and the small SVG drawing kit of the report.
 
-The charts are written by hand rather than by matplotlib: colours come from the page's CSS
+The charts are written by hand, without a plotting library: colours come from the page's CSS
 variables, so the same SVG is right in light, dark and print; text stays text; and the same input
 gives the same bytes.
 """

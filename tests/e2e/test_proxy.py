@@ -133,7 +133,7 @@ def supernode(
             process.wait(10)
         for child, (_, session) in all_processes().items():
             if session == process.pid:
-                child.signal(signal.SIGKILL)
+                child.send_signal(signal.SIGKILL)
         process.wait(10)
 
 
