@@ -37,7 +37,85 @@ MAY_CHANGE_ON_RESUME = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """Resolved run-config. `design.md` section 4 lists the keys; README explains them."""
+    """Resolved run-config. The table of keys in server_app/README.md is made from it.
+
+    Attributes
+    ----------
+    method
+        What clients and server do; its own keys begin with its name.
+    dataset
+        The examples that clients share. A device with data of its own names its own.
+    data_dir
+        Where the files of the data set are.
+    image_size
+        Side in pixels to which images and masks are resized; 0 keeps the data set's own.
+    subset
+        Share of every class that is used, of training and test examples alike.
+    partition
+        How simulated clients share the examples, see data/README.md.
+    alpha
+        Concentration of `dirichlet`: the larger, the more alike the clients.
+    classes_per_client
+        How many classes a client holds, with `pathological` and `class-shares`.
+    min_examples
+        Fewest examples of a client, with `dirichlet`; 0 allows empty clients.
+    partition_seed
+        Seed of subset, partition and test split. Runs with unlike `seed` can share one split.
+    test_split
+        "personal": a quarter of a client's own share; "global": the official test set, for all.
+    validation_fraction
+        Share of a client's training examples that it does not train on; they choose the best round.
+    models
+        Which client gets which architecture, see models/README.md.
+    feature_dim
+        d, the width to which every architecture's features are brought.
+    lora_rank
+        Rank of the adapters on pretrained `hf-` models; 0 trains all of their weights.
+    tasks
+        What each client learns, see data/README.md; empty: all classify `dataset`.
+    public_dataset, public_size
+        Unlabelled items that all clients hold, for the methods that need them, and how many.
+    num_rounds
+        Rounds of the run; a resumed run may have more.
+    sample_fraction
+        Share of the clients that train in a round, rounded to the nearest, at least one client.
+    local_epochs
+        Passes of a participant over its training examples in a round.
+    batch_size
+        Examples in a step of local training.
+    augment
+        How training images are varied, see `strategies.common.augmentation`.
+    optimizer, lr, momentum, weight_decay
+        Of local training; "auto" is the method's own default.
+    evaluate_every
+        Clients are evaluated in every n-th round and in the last.
+    evaluate_when
+        "pre" or "post" local training; "auto" is as the method's paper does it.
+    seed
+        Of everything but the split. The same seed gives the same metrics on CPU.
+    device
+        Where clients compute; "auto" takes a GPU where there is one.
+    amp
+        "bf16" computes in bfloat16 where that is safe.
+    output_dir
+        The folder of all runs.
+    run_name
+        The run's folder in it.
+    resume
+        The run goes on after its newest checkpoint.
+    local_run
+        A run of method `local`, to which Delta in the summary refers.
+    keep_checkpoints
+        How many of the newest checkpoints are kept.
+    min_clients
+        With fewer clients the run does not start.
+    wait_timeout
+        Seconds to wait for them.
+    round_timeout
+        Seconds after which a round goes on without the clients that have not answered.
+    on_client_error
+        "skip" leaves a client that failed out of the round, "stop" ends the run.
+    """
 
     method: str = option("fedre", hint="the name of a method")
     dataset: str = option("digits", *DATASETS)
