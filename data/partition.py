@@ -19,6 +19,7 @@ from data.cache import cache_root, fetch_entry
 from data.class_shares import apply_table, check_shares, share_table
 from data.image_dataset import Dataset
 from data.partitioners import Rows
+from data.sizes import unlike_iid_sizes, unlike_shares, unlike_sizes
 from data.spec import DataSpec
 
 # Raise it when a scheme changes what it draws, so that old entries are not read.
@@ -92,6 +93,8 @@ def _partition(
         spec.test_split,
         float(spec.validation_fraction),
         float(spec.subset),
+        # Where it is 0, entries keep the names they had before it came.
+        *([float(spec.size_sigma)] if spec.size_sigma else []),
     )
     key = hashlib.sha256(repr(relevant).encode()).hexdigest()[:16]
 
@@ -208,13 +211,25 @@ def _share(spec: DataSpec, labels: Rows, rows: Rows, num_clients: int) -> list[R
     """Apply the scheme to some rows; positions become rows again."""
     partitioners.check_clients(num_clients, len(rows))
     mine, seed = labels[rows], purpose_seed(spec, "partition")
+    # With drawn sizes the minimum is theirs; the scheme only has to leave nobody out.
+    least = min(spec.min_examples, 1) if spec.size_sigma else spec.min_examples
     if spec.partition == "dirichlet":
-        parts = partitioners.dirichlet(mine, num_clients, spec.alpha, spec.min_examples, seed)
+        parts = partitioners.dirichlet(mine, num_clients, spec.alpha, least, seed)
     elif spec.partition == "pathological":
         parts = partitioners.pathological(mine, num_clients, spec.classes_per_client, seed)
     else:
         parts = partitioners.iid(mine, num_clients, seed)
+    if spec.size_sigma:
+        parts = _unlike(spec, mine, parts)
     return [rows[part] for part in parts]
+
+
+def _unlike(spec: DataSpec, labels: Rows, parts: list[Rows]) -> list[Rows]:
+    sigma, least, seed = spec.size_sigma, spec.min_examples, purpose_seed(spec, "sizes")
+    if spec.partition == "iid":
+        return unlike_iid_sizes(parts, sigma, least, seed)
+    keep = spec.partition == "pathological"
+    return unlike_sizes(labels, parts, sigma, least, seed, keep=keep)
 
 
 def _class_shares(
@@ -228,6 +243,10 @@ def _class_shares(
     generator = np.random.default_rng(purpose_seed(spec, "validation"))
     rest, validation = take_out(train, spec.validation_fraction, generator)
     check_shares(table, classes, labels[rest])
+    if spec.size_sigma:
+        totals = np.array([np.count_nonzero(labels[rest] == label) for label in classes])
+        seed = purpose_seed(spec, "sizes")
+        table = unlike_shares(table, totals, spec.size_sigma, spec.min_examples, seed)
     parts = [
         [
             rows[part]

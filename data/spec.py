@@ -52,8 +52,12 @@ class DataSpec:
     classes_per_client : int (default: 2)
         Classes each client holds (`pathological` and `class-shares` only).
     min_examples : int (default: 10)
-        Fewest examples a client may hold (`dirichlet` only). Lowered to N/(2K) where that is
-        smaller, N examples over K clients. 0 allows empty clients.
+        Fewest examples a client may hold (`dirichlet`, or with `size_sigma`). Lowered to N/(2K)
+        where that is smaller, N examples over K clients. 0 allows empty clients.
+    size_sigma : float (default: 0.0)
+        How unlike the clients' sizes are, in any scheme: the deviation of the logarithm of a
+        log-normal distribution that they are drawn from, at most 5. 0 leaves sizes to the scheme.
+        Above it, `min_examples` holds for every scheme. See `data.sizes`.
     partition_seed : int (default: 0)
         Seed of every draw made here. Separate from the run's seed on purpose, so that repeats of
         a run can share one split.
@@ -79,6 +83,7 @@ class DataSpec:
     alpha: float = 0.1
     classes_per_client: int = 2
     min_examples: int = 10
+    size_sigma: float = 0.0
     partition_seed: int = 0
     test_split: str = "personal"
     validation_fraction: float = 0.1
@@ -106,6 +111,7 @@ _RULES: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
     "alpha": ((int, float), lambda value: 0 < value < math.inf, "a number above 0"),
     "classes_per_client": (int, lambda value: value >= 1, "a whole number from 1"),
     "min_examples": (int, lambda value: value >= 0, "a whole number from 0"),
+    "size_sigma": ((int, float), lambda value: 0 <= value <= 5, "a number from 0 to 5"),
     "partition_seed": (int, lambda value: value >= 0, "a whole number from 0"),
     "test_split": _one_of(TEST_SPLITS),
     "validation_fraction": ((int, float), lambda value: 0 <= value < 1, "a number in [0, 1)"),

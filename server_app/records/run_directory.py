@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 from strategies.base.files import NotWrittenError, replacing
 from strategies.base.messages import ClientInfo
 from strategies.base.options import ConfigError
-from strategies.base.run_config import MAY_CHANGE_ON_RESUME, RunConfig
+from strategies.base.run_config import MAY_CHANGE_ON_RESUME, RunConfig, default_run_config
 
 CLIENT_COLUMNS = tuple(
     "client" if field.name == "client_id" else field.name
@@ -103,7 +103,7 @@ class RunDirectory:
         else:
             try:
                 info = _read_info(path / "config.json")
-                _refuse_changes(name, info["config"], run.flat())
+                _refuse_changes(name, {**_defaults(run), **info["config"]}, run.flat())
             except ConfigError:
                 lock.release()
                 raise
@@ -204,6 +204,11 @@ def is_in_use(path: Path) -> bool:
     except ConfigError:
         return True
     return False
+
+
+def _defaults(run: RunConfig) -> dict[str, Any]:
+    """Return the defaults of a run's keys: what a run had that is older than one of them."""
+    return {key: value for key, value in default_run_config().items() if key in run.flat()}
 
 
 def _refuse_changes(name: str, before: dict[str, Any], now: dict[str, Any]) -> None:

@@ -58,7 +58,10 @@ class RunConfig:
     classes_per_client
         How many classes a client holds, with `pathological` and `class-shares`.
     min_examples
-        Fewest examples of a client, with `dirichlet`; 0 allows empty clients.
+        Fewest examples of a client, with `dirichlet` or `size-sigma`; 0 allows empty clients.
+    size_sigma
+        How unlike the clients' sizes are: the deviation of their logarithm (log-normal, any
+        partition); 0 leaves sizes to the partition, see data/README.md.
     partition_seed
         Seed of subset, partition and test split. Runs with unlike `seed` can share one split.
     test_split
@@ -126,6 +129,7 @@ class RunConfig:
     alpha: float = option(0.1, above=0)
     classes_per_client: int = option(2, minimum=1)
     min_examples: int = option(10, minimum=0)
+    size_sigma: float = option(0.0, minimum=0, maximum=5)
     partition_seed: int = option(0, minimum=0)
     test_split: str = option("personal", "global")
     validation_fraction: float = option(0.1, minimum=0, maximum=0.9)

@@ -37,6 +37,7 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "alpha": ([-1, 0, math.inf, math.nan, "0.1", True], "a number above 0"),
     "classes-per-client": ([0, -2, 2.0, True], "an integer of at least 1"),
     "min-examples": ([-1, 1.0, "1", False], "an integer of at least 0"),
+    "size-sigma": ([-0.1, 5.1, "1", math.nan, True], "a number of at least 0 and at most 5"),
     "partition-seed": ([-1, 0.5, "0"], "an integer of at least 0"),
     "test-split": (["local", 1], "one of personal, global"),
     "validation-fraction": ([-0.1, 1, "0", math.nan], "a number of at least 0 and at most 0.9"),

@@ -88,6 +88,17 @@ def test_resume_with_other_settings_lists_every_difference(tmp_path: Path) -> No
     assert (tmp_path / "a" / "config.json").read_bytes() == before
 
 
+def test_a_run_older_than_a_key_had_its_default(tmp_path: Path) -> None:
+    made(tmp_path)
+    path = tmp_path / "a" / "config.json"
+    info = json.loads(path.read_text())
+    del info["config"]["size-sigma"]
+    path.write_text(json.dumps(info))
+    text = refused(config(tmp_path, resume="a", size_sigma=0.5))
+    assert "size-sigma: was 0.0, now 0.5" in text
+    RunDirectory.open(config(tmp_path, resume="a")).release()
+
+
 def test_a_refused_resume_does_not_keep_the_lock(tmp_path: Path) -> None:
     made(tmp_path)
     with pytest.raises(ConfigError, match="settings differ") as caught:
