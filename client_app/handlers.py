@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -107,7 +107,7 @@ def answer_train(message: Message, context: Context, method: Method) -> Message:
         session.refuse_divergence()
         rows += [MetricRow("train", name, value, examples) for name, value in metrics.items()]
         trained = session.rounds_trained + (local.exchange == 1)
-        session.store.save(local.server_round, session.state, trained)
+        session.store.save(local.server_round, session.state, trained, local.kept)
         records = pack(uplink)
     if evaluates and not local.run.evaluates_before_training:
         rows += session.evaluate("post")
@@ -168,7 +168,7 @@ class Session:
         # Whether an evaluation came first or not, training starts from the same mode.
         for module in modules_of(session.state):
             module.eval()
-        half.receive(local, session.state, session.downlink)
+        half.receive(session.context, session.state, session.downlink)
         prune_rounds(directory, control["keep-from"])
         return session
 
@@ -186,7 +186,9 @@ class Session:
                 return self.half.build(local), 0
         with torch.device("meta"), proven():
             skeleton = self.half.build(self.context)
-        return self.store.load(path, skeleton)
+        restored = self.store.load(path, skeleton)
+        self.context = replace(self.context, kept=self.store.load_kept(path))
+        return restored
 
     def refuse_divergence(self) -> None:
         """Raise if training left NaN or infinite values, before they are saved or sent."""

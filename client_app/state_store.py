@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from strategies.base.kept import Kept
 from strategies.base.round_files import round_file, rounds_in, set_aside
 from strategies.base.state import (
     DamagedStateError,
@@ -94,13 +95,21 @@ class StateStore:
             )
         return load_state(path, skeleton), int(trained)
 
-    def save(self, server_round: int, state: Any, rounds_trained: int) -> None:
-        """Write the state after a round, atomically."""
+    def load_kept(self, path: Path) -> Kept:
+        """Return what was kept beside a saved state; a file of before there was any has nothing."""
+        return Kept(read_about(path).get("first_loss"))
+
+    def save(
+        self, server_round: int, state: Any, rounds_trained: int, kept: Kept | None = None
+    ) -> None:
+        """Write the state after a round, atomically, and what is kept beside it."""
+        kept = kept or Kept()
         about = {
             **self.about,
             "session": self.session,
             "round": server_round,
             "rounds_trained": rounds_trained,
+            "first_loss": kept.first_loss,
         }
         path = round_file(self.directory, server_round)
         save_state(path, state, about, durable=self.durable)

@@ -20,6 +20,7 @@ from server_app.records.round_result import Failure, RoundResult
 from server_app.records.run_directory import FAILED, RunDirectory, early_end, write_atomically
 from server_app.records.summary import check_local_clients, check_local_run, summarise
 from server_app.report import write_report
+from server_app.rounds.divergence import DivergenceWatch, warning
 from server_app.rounds.exchange import Exchange, RunError
 from server_app.rounds.roster import Roster
 from server_app.rounds.send_order import SendOrder, short_thread_turns
@@ -73,6 +74,7 @@ class RoundLoop:
         self.messages = MessageFactory(directory.name, {}, ttl=run.round_timeout + 30)
         self.roster = Roster(strategy, self.transport, self.messages, directory.refuse)
         self.send_order = SendOrder()
+        self.divergence = DivergenceWatch(directory.path / "metrics.csv")
         self.durations: list[float] = []
         self.session = secrets.token_hex(8)
         self.resumed_at = 0
@@ -96,6 +98,7 @@ class RoundLoop:
             say(f"resuming after round {done}")
         self.resumed_at = done
         self.recorder.begin(keep_rounds=done)
+        self.divergence.begin()
         (self.directory.path / "summary.json").unlink(missing_ok=True)  # of an earlier end
         self._note_roster_problems(done)
         say(console.clients_table(self.strategy.clients))
@@ -139,6 +142,7 @@ class RoundLoop:
             self._record_clients()
             say(f"joined: clients {sorted(i for i in infos if infos[i] != known.get(i))}")
         self._note_lost_states(outcome)
+        self._note_divergence(outcome)
         self.recorder.add(outcome)
         self._note_roster_problems(number)
         self.checkpoints.save(number, self.strategy.state)
@@ -268,6 +272,14 @@ class RoundLoop:
                 )
                 say(f"warning: client {client_id}: {reason}")
                 outcome.failures.append(Failure(client_id, "state", reason))
+
+    def _note_divergence(self, outcome: RoundResult) -> None:
+        """Say whose training diverged; the run goes on, it may be one client of many."""
+        classes = min(info.num_classes for info in self.strategy.clients.values())
+        found = self.divergence.look(outcome, classes)
+        if found:
+            say(warning(outcome.server_round, found))
+            outcome.failures += found
 
     def _prune_simulated_states(self) -> None:
         """In a simulation the clients' states are here; drop those no resume can need."""

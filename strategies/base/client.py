@@ -21,6 +21,7 @@ from models import (
     build_task_model,
     text_shape_of,
 )
+from strategies.base.kept import Kept
 from strategies.base.payload import Template
 from strategies.base.rng import numpy_generator, torch_generator
 from strategies.base.run_config import RunConfig, payload_sizes
@@ -54,6 +55,8 @@ class ClientContext:
         The client's own entry of the run-config key `tasks`; None where all clients classify.
     public_dir : str
         Folder of the public data set, as `data-dir`.
+    kept : Kept
+        What the framework keeps of this client between messages.
     """
 
     client_id: int
@@ -65,6 +68,7 @@ class ClientContext:
     exchange: int = 1
     task: TaskSpec | None = None
     public_dir: str = ""
+    kept: Kept = dataclasses.field(default_factory=Kept)
 
     @property
     def config(self) -> Any:

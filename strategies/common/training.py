@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from data import Split, normalise
 from models import SplitModel
 from strategies.base.client import ClientContext
+from strategies.base.kept import GROWTH, loss_growth
 from strategies.base.options import AUTO
 from strategies.common.augmentation import augment
 from strategies.common.flops import StepFlops
@@ -75,8 +76,10 @@ def train_epochs(
     dict
         Mean of every loss term per example over all steps, their sum as "loss"; the means of what
         `gradient_hook` returned;
-        "examples_seen", the number of examples in all steps; and "flops", the floating-point
-        operations of all steps, forward and backward (see `strategies.common.flops`).
+        "examples_seen", the number of examples in all steps; "flops", the floating-point
+        operations of all steps, forward and backward (see `strategies.common.flops`); and
+        "loss_growth" where the loss has grown so much since the client's first step of the run
+        that training diverged (see `strategies.base.kept`).
 
     Raises
     ------
@@ -93,6 +96,7 @@ def train_epochs(
     generator = context.generator("batches")
     totals: dict[str, float] = {}
     last: dict[str, str] = {}
+    firsts: dict[str, float] = {}
     objective: set[str] = set()
     seen = 0
     for epoch in range(context.run.local_epochs if epochs is None else epochs):
@@ -113,7 +117,7 @@ def train_epochs(
             steps.append(terms | observed)
             sizes.append(len(labels))
         # One look at the losses an epoch: on a GPU a look at every step would stall it.
-        _add_epoch(context, epoch, steps, sizes, totals, last)
+        _add_epoch(context, epoch, steps, sizes, totals, last, firsts)
         seen += sum(sizes)
         step_count += len(sizes)
     for module in modules:
@@ -121,7 +125,17 @@ def train_epochs(
     means = {name: total / seen for name, total in totals.items()}
     counters = {"examples_seen": float(seen), "flops": flops.total(seen, step_count)}
     loss = sum(mean for name, mean in means.items() if name in objective)
-    return {"loss": loss, **means, **counters}
+    noted = _noted(context, loss, sum(firsts[name] for name in objective))
+    return {"loss": loss, **means, **counters, **noted}
+
+
+def _noted(context: ClientContext, loss: float, first: float) -> dict[str, float]:
+    """Return what is recorded where there is something to say: a divergence."""
+    kept = context.kept
+    if kept.first_loss is None:
+        kept.first_loss = first
+    growth = loss_growth(loss, kept.first_loss, context.data.num_classes)
+    return {} if growth is None else {GROWTH: growth}
 
 
 def make_optimizer(
@@ -229,10 +243,12 @@ def _add_epoch(
     sizes: list[int],
     totals: dict[str, float],
     last: dict[str, str],
+    firsts: dict[str, float],
 ) -> None:
     """Add the epoch's loss terms to `totals`, weighted by examples, after checking them.
 
-    `last` keeps the epoch's last values in words, for the message of a later one.
+    `last` keeps the epoch's last values in words, for the message of a later one; `firsts` the
+    values of the first step of all.
     """
     weights = torch.tensor(sizes, dtype=torch.float64)
     for name in steps[0]:
@@ -248,6 +264,7 @@ def _add_epoch(
                 f"{name} became {values[step].item()} in step {step + 1} of {len(steps)}; last "
                 f"finite value: {known}; lower lr"
             )
+        firsts.setdefault(name, values[0].item())
         last[name] = f"{values[-1].item():.4g} in the epoch before"
         totals[name] = totals.get(name, 0.0) + float(values @ weights)
 
