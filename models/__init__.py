@@ -61,13 +61,14 @@ from models.base import (
     count_parameters,
 )
 from models.build import build_model
-from models.groups import GROUPS, assign_model, resolve_models
+from models.groups import FORMER_GROUPS, GROUPS, assign_model, current_group, resolve_models
 from models.mapping import MAPPINGS, build_mapping
 from models.registry import ModelInfo, list_models, model_info, register_model
 from models.task_model import TaskModel, build_task_model
 from models.tokens import Tokenise, hash_tokens, text_shape_of, tokeniser_of
 
 __all__ = [
+    "FORMER_GROUPS",
     "GROUPS",
     "MAPPINGS",
     "Backbone",
@@ -85,6 +86,7 @@ __all__ = [
     "build_model",
     "build_task_model",
     "count_parameters",
+    "current_group",
     "hash_tokens",
     "list_models",
     "model_info",

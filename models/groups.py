@@ -1,7 +1,7 @@
 """Which client gets which model: the run-config key ``models`` in its three forms.
 
 =============================  ===================================================================
-``"htm10"``                    a group, cycled over client ids
+``"five-cnns"``                a group, cycled over client ids
 ``"cnn1, resnet18, my.pkg:f"`` a list, cycled over client ids
 ``"0=cnn1, 1=vit-b16, *=cnn2"``  a map from client id; ``*`` stands for all other clients
 =============================  ===================================================================
@@ -9,8 +9,8 @@
 A model of the extra ``hf`` may name a place with pretrained weights: ``hf-vit@FOLDER`` or
 ``hf-vit@HUB-NAME``. Such a place cannot hold a comma or an equals sign.
 
-A group name stands alone. ``cnn5`` is both the group of five and its smallest member: alone it is
-the group, inside a list or a map it is the model. ``"*=cnn5"`` gives all clients that model.
+A group name stands alone. ``cnn5`` is a model: ``"*=cnn5"`` gives all clients that model. Alone it
+still means the group ``five-cnns``, as earlier versions called it, see `FORMER_GROUPS`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from models.registry import model_info
 _SETUP_1 = ("vit-tiny", "resnet10-w4", "vit-small", "cnn5", "vit-tiny", "resnet14-w4")
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "cnn5": ("cnn1", "cnn2", "cnn3", "cnn4", "cnn5"),
+    "five-cnns": ("cnn1", "cnn2", "cnn3", "cnn4", "cnn5"),
     "resnet5": ("resnet10", "resnet14", "resnet18", "resnet22", "resnet26"),
     "htm10": (
         "fedavgcnn",
@@ -41,7 +41,16 @@ GROUPS: dict[str, tuple[str, ...]] = {
 """Named lists: FedMRL's five CNNs, FedIN's five ResNets, HtFLlib's ten unlike models; and models
 for the groups of tasks of the same names in `data.tasks`, which have FedMuscle's shape."""
 
+FORMER_GROUPS: dict[str, str] = {"cnn5": "five-cnns"}
+"""Names of groups in earlier versions and their names now. They work for one version more; the
+run-config's reader says so."""
+
 _OTHERS = "*"
+
+
+def current_group(text: str) -> str:
+    """Return a value of ``models`` with the former name of a group replaced by the present one."""
+    return FORMER_GROUPS.get(text.strip(), text.strip())
 
 
 def resolve_models(text: str) -> tuple[str, ...]:
@@ -62,8 +71,9 @@ def resolve_models(text: str) -> tuple[str, ...]:
     ModelError
         An entry that names no model, with the nearest spellings; or a malformed value.
     """
-    if text.strip() in GROUPS:
-        return GROUPS[text.strip()]
+    group = current_group(text)
+    if group in GROUPS:
+        return GROUPS[group]
     if "=" in text:
         return tuple(dict.fromkeys(_parse_map(text).values()))
     return tuple(_checked(entry, entry, text) for entry in _entries(text))

@@ -7,6 +7,7 @@ from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
 from server_app.console import say
+from strategies.base.former_names import warnings
 from strategies.base.options import ConfigError
 from strategies.base.run_config import parse_run_config
 
@@ -20,6 +21,8 @@ def main(grid: Grid, context: Context) -> None:
     torch.set_num_threads(1)
     try:
         run = parse_run_config(context.run_config)
+        for text in warnings(context.run_config):
+            say(f"wildflower: warning: {text}")
         strategy = run.chosen_method.server(run)
         strategy.start(grid, ArrayRecord(), num_rounds=run.num_rounds)
     except ConfigError as error:

@@ -36,7 +36,7 @@ from server_app.console import say
 from server_app.records.run_directory import write_atomically
 from strategies.base.options import ConfigError
 
-SHOWN = ("round ", "resuming after", "stopping after", "wildflower: configuration", "client ")
+SHOWN = ("round ", "resuming after", "stopping after", "wildflower: ", "client ")
 """Beginnings of the log lines that are passed on to the terminal."""
 
 INTERRUPTED = 130

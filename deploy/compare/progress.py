@@ -8,6 +8,7 @@ from typing import Any
 
 from deploy.compare.plan import Plan, PlannedRun
 from server_app.records.recorder import read_rows
+from strategies.base.former_names import in_present_words
 from strategies.base.options import ConfigError
 from strategies.base.run_config import MAY_CHANGE_ON_RESUME, default_run_config
 
@@ -47,7 +48,8 @@ def run_state(planned: PlannedRun, clients: int) -> str:
     info = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     now = planned.run.flat()
     # An option that came with a later version does what earlier versions did at its default.
-    before = {k: v for k, v in default_run_config().items() if k in now} | info["config"]
+    before = {k: v for k, v in default_run_config().items() if k in now}
+    before |= in_present_words(info["config"])
     changed = [
         f"{key}: was {before.get(key)!r}, now {now.get(key)!r}"
         for key in sorted({*before, *now} - MAY_CHANGE_ON_RESUME)

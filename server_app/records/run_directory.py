@@ -20,6 +20,7 @@ from urllib.parse import urlparse
 from filelock import FileLock, Timeout
 
 from strategies.base.files import NotWrittenError, replacing
+from strategies.base.former_names import in_present_words
 from strategies.base.messages import ClientInfo
 from strategies.base.options import ConfigError
 from strategies.base.run_config import MAY_CHANGE_ON_RESUME, RunConfig, default_run_config
@@ -103,7 +104,8 @@ class RunDirectory:
         else:
             try:
                 info = _read_info(path / "config.json")
-                _refuse_changes(name, {**_defaults(run), **info["config"]}, run.flat())
+                before = {**_defaults(run), **in_present_words(info["config"])}
+                _refuse_changes(name, before, run.flat())
             except ConfigError:
                 lock.release()
                 raise

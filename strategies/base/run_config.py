@@ -11,6 +11,7 @@ from typing import Any
 from data import DATASETS, PARTITIONS, DataError, DataSpec
 from data.tasks import parse_tasks
 from models import ModelError, resolve_models
+from strategies.base.former_names import in_present_words
 from strategies.base.method import Method, get_method, method_names
 from strategies.base.options import (
     AUTO,
@@ -134,7 +135,7 @@ class RunConfig:
     test_split: str = option("personal", "global")
     validation_fraction: float = option(0.1, minimum=0, maximum=0.9)
     models: str = option(
-        "cnn5", hint="a text: a group, a comma list to cycle over, or pairs id=name"
+        "five-cnns", hint="a text: a group, a comma list to cycle over, or pairs id=name"
     )
     feature_dim: int = option(512, minimum=1)
     lora_rank: int = option(16, minimum=0)
@@ -253,6 +254,7 @@ def parse_run_config(values: Mapping[str, object]) -> RunConfig:
     for key in values:
         if key not in known:
             raise unknown_key(key, known)
+    values = in_present_words(values)
     run = parse_options(RunConfig, {k: v for k, v in values.items() if "." not in k})
     if run.method not in method_names():
         raise ConfigError(f"method = {run.method!r}: expected one of {', '.join(method_names())}")

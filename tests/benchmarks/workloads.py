@@ -65,7 +65,12 @@ class Workload:
 def workloads(quick: bool) -> dict[str, Workload]:
     """Return all federations by name; `quick` shrinks them until they only show that all works."""
     small: dict[str, Value] = {"dataset": "digits", "partition": "iid", "validation-fraction": 0.0}
-    fedre: dict[str, Value] = {**small, "method": "fedre", "models": "cnn5", "sample-fraction": 0.1}
+    fedre: dict[str, Value] = {
+        **small,
+        "method": "fedre",
+        "models": "five-cnns",
+        "sample-fraction": 0.1,
+    }
     per_client = (100, 20) if quick else (1000, 200)
     b1_clients = 4 if quick else 10
     found = [

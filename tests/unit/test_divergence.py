@@ -51,7 +51,7 @@ def test_divergence_is_a_warning_by_client_and_round(
     method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The run goes on; its records and its console say who, when and by how much."""
-    models = "cnn5" if method == "fedavg" else SETTINGS["models"]
+    models = "five-cnns" if method == "fedavg" else SETTINGS["models"]
     settings = {**SETTINGS, "models": models, "num_rounds": 1, "lr": 1e4}
     run = run_federation(tmp_path, 2, method=method, **settings)
     assert run.config["status"] == "completed"
@@ -67,7 +67,7 @@ def test_divergence_is_a_warning_by_client_and_round(
 
 def test_a_growth_over_rounds_is_seen_after_a_resume(tmp_path: Path) -> None:
     """The first loss of the run is in the client's private state: a fresh process has it."""
-    settings = {**SETTINGS, "method": "local", "models": "cnn5", "optimizer": "sgd"}
+    settings = {**SETTINGS, "method": "local", "models": "five-cnns", "optimizer": "sgd"}
     run_federation(tmp_path, 2, num_rounds=1, lr=0.01, **settings)
     config = tmp_path / "run" / "config.json"
     config.write_text(config.read_text().replace('"lr": 0.01', '"lr": 100000.0'))

@@ -341,7 +341,7 @@ def test_a_run_goes_on_without_a_bad_payload(tmp_path: Path) -> None:
         tmp_path,
         3,
         grid_class=BreakingGrid,
-        models="cnn5",
+        models="five-cnns",
         subset=0.1,
         num_rounds=3,
         evaluate_every=3,

@@ -15,7 +15,7 @@ from strategies.base.messages import MetricRow
 from tests.support import run_federation
 
 FAST: dict[str, Any] = {
-    "method": "fedmuscle", "image_size": 16, "models": "cnn5", "feature_dim": 16,
+    "method": "fedmuscle", "image_size": 16, "models": "five-cnns", "feature_dim": 16,
     "fedmuscle__batch_size": 8, "fedmuscle__steps": 2,
 }  # fmt: skip
 

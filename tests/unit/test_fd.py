@@ -154,7 +154,7 @@ def test_uplink_averages_all_local_epochs(tmp_path: Path, monkeypatch: pytest.Mo
         return {}
 
     monkeypatch.setattr(Server, "aggregate", listen)
-    run = run_federation(tmp_path, 2, method="fd", models="cnn5", num_rounds=1, local_epochs=2)
+    run = run_federation(tmp_path, 2, method="fd", models="five-cnns", num_rounds=1, local_epochs=2)
     for row, uplink in zip(run.rows("clients"), seen, strict=True):
         assert uplink.class_ids.tolist() == [int(c) for c in row["classes"].split()]
         assert uplink.counts.tolist() == [2 * int(n) for n in row["class_counts"].split()]

@@ -85,7 +85,7 @@ def test_alignment_items_are_drawn_anew_and_clipped() -> None:
 def test_rounds_after_the_first_take_two_exchanges(tmp_path: Path) -> None:
     """eta_t = eta_0 sqrt(t) is 0 in round 1, which is plain local training."""
     run = run_federation(
-        tmp_path, 3, method="fedhenn", image_size=16, models="cnn5", fedhenn__items=10,
+        tmp_path, 3, method="fedhenn", image_size=16, models="five-cnns", fedhenn__items=10,
         fedhenn__step_items=4,
     )  # fmt: skip
     for number, scalars in ((1, 0), (2, 10 * 11 // 2)):
@@ -97,7 +97,7 @@ def test_rounds_after_the_first_take_two_exchanges(tmp_path: Path) -> None:
 
 
 def test_without_weight_it_is_local_training(tmp_path: Path) -> None:
-    settings = {"image_size": 16, "models": "cnn5", "tasks": "classification"}
+    settings = {"image_size": 16, "models": "five-cnns", "tasks": "classification"}
     henn = run_federation(tmp_path / "a", 3, method="fedhenn", fedhenn__eta=0.0, **settings)
     local = run_federation(
         tmp_path / "b", 3, method="local", momentum=0.5, evaluate_when="post", **settings

@@ -166,7 +166,7 @@ def test_presets_parse_and_say_what_their_names_say(path: Path) -> None:
     assert f"--federation-config 'num-supernodes={clients[1:]}'" in text
     assert run.min_clients == int(clients[1:])
     assert round(run.min_clients * run.sample_fraction) == 10  # participants a round
-    assert run.models == ("cnn5" if models == "hetero" else "*=cnn1")
+    assert run.models == ("five-cnns" if models == "hetero" else "*=cnn1")
     assert run.method_config.small_model == ("cnn5" if models == "hetero" else "cnn1")
     assert run.partition == ("class-shares" if split == "classes2" else "dirichlet")
     assert run.classes_per_client == 2

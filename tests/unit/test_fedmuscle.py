@@ -29,7 +29,7 @@ from tests.unit.test_training import a_context
 
 BATCH, WIDTH, PUBLIC = 8, 16, 48
 FAST: dict[str, Any] = {
-    "method": "fedmuscle", "image_size": 16, "models": "cnn5", "feature_dim": WIDTH,
+    "method": "fedmuscle", "image_size": 16, "models": "five-cnns", "feature_dim": WIDTH,
     "fedmuscle__batch_size": BATCH, "fedmuscle__public_lr": 1e-3,
 }  # fmt: skip
 

@@ -89,7 +89,7 @@ def test_weighted_mean_by_the_head(tmp_path: Path) -> None:
     """With `evaluate-by = "head"` the head is "accuracy" and the prototypes are beside it."""
     run = run_federation(
         tmp_path, 2, method="fedproto", fedproto__evaluate_by="head",
-        fedproto__prototype_mean="weighted", models="cnn5",
+        fedproto__prototype_mean="weighted", models="five-cnns",
     )  # fmt: skip
     assert not values(run, "accuracy_head")
     assert not values(run, "accuracy_prototype", round=1)
@@ -100,6 +100,6 @@ def test_weight_is_checked_and_used(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"fedproto\.prototype-weight = -1"):
         parse_run_config({"method": "fedproto", "fedproto.prototype-weight": -1})
     run = run_federation(
-        tmp_path, 2, method="fedproto", fedproto__prototype_weight=0, models="cnn5"
+        tmp_path, 2, method="fedproto", fedproto__prototype_weight=0, models="five-cnns"
     )
     assert set(values(run, "loss_prototype")) == {0.0}

@@ -88,8 +88,8 @@ def test_mu_holds_clients_back(tmp_path: Path) -> None:
     moved = []
     for mu in (0.001, 10.0):
         run = run_federation(
-            tmp_path / str(mu), 2, method="fedprox", fedprox__mu=mu, num_rounds=1, models="cnn5",
-            lr=0.05,
+            tmp_path / str(mu), 2, method="fedprox", fedprox__mu=mu, num_rounds=1,
+            models="five-cnns", lr=0.05,
         )  # fmt: skip
         rows = run.metrics(metric="loss_prox")
         moved.append(sum(float(row["value"]) for row in rows) / (mu / 2))

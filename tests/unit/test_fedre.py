@@ -303,7 +303,13 @@ def test_the_first_head_depends_on_the_seed_alone() -> None:
 @pytest.mark.parametrize(("mapping", "extra"), [("AP", 0), ("MP", 0), ("FC", 500 * 64 + 64)])
 def test_every_mapping_runs(mapping: str, extra: int, tmp_path: Path) -> None:
     run = run_federation(
-        tmp_path, 2, models="cnn5", subset=0.1, num_rounds=1, feature_dim=64, fedre__mapping=mapping
+        tmp_path,
+        2,
+        models="five-cnns",
+        subset=0.1,
+        num_rounds=1,
+        feature_dim=64,
+        fedre__mapping=mapping,
     )
     assert run.config["status"] == "completed"
     assert run.rows("failures") == []
@@ -330,7 +336,7 @@ def test_a_client_without_examples_is_evaluated_and_not_trained(
         return ClientData(data.dataset, nothing, data.validation, data.test)
 
     monkeypatch.setattr(node, "load_client_data", load)
-    run = run_federation(tmp_path, 3, models="cnn5", subset=0.1, num_rounds=2)
+    run = run_federation(tmp_path, 3, models="five-cnns", subset=0.1, num_rounds=2)
     assert run.config["status"] == "completed"
     assert {r["client"] for r in run.metrics(phase="train", metric="loss")} == {"0", "2"}
     assert {r["client"] for r in run.metrics(metric="accuracy")} == {"0", "1", "2"}

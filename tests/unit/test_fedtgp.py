@@ -161,7 +161,7 @@ def test_auto_settings_are_the_clients(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_loss_terms_accuracies_and_traffic(tmp_path: Path) -> None:
     """U11, U13: the prototype term is 0 in round 1 only; the server's loss is recorded."""
-    run = run_federation(tmp_path, 2, method="fedtgp", models="cnn5", fedtgp__server_epochs=5)
+    run = run_federation(tmp_path, 2, method="fedtgp", models="five-cnns", fedtgp__server_epochs=5)
     assert values(run, "loss_prototype", round=1) == [0.0, 0.0]
     assert min(values(run, "loss_prototype", round=2)) > 0
     assert values(run, "accuracy", round=1) == values(run, "accuracy_head", round=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from models import GROUPS, ModelError, assign_model, list_models, resolve_models
+from models import FORMER_GROUPS, GROUPS, ModelError, assign_model, list_models, resolve_models
 
 
 def test_groups_hold_registered_models_only() -> None:
@@ -18,6 +18,11 @@ def test_a_list_is_cycled_over_client_ids() -> None:
     assert resolve_models(text) == ("cnn1", "resnet18", "cnn2")
     assigned = [assign_model(text, client) for client in range(5)]
     assert assigned == ["cnn1", "resnet18", "cnn2", "cnn1", "resnet18"]
+
+
+def test_a_former_name_of_a_group_still_means_it() -> None:
+    assert FORMER_GROUPS == {"cnn5": "five-cnns"}
+    assert resolve_models(" cnn5 ") == GROUPS["five-cnns"] == resolve_models("five-cnns")
 
 
 def test_cnn5_is_a_group_alone_and_a_model_in_a_list_or_map() -> None:

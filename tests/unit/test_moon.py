@@ -202,7 +202,7 @@ def test_no_mu_is_fedavg_bit_for_bit(tmp_path: Path) -> None:
 def test_unsampled_clients_keep_their_last_model_byte_for_byte(tmp_path: Path) -> None:
     """A client's files are those of its own rounds, and no later round changes them."""
     settings: dict[str, Any] = {
-        "method": "moon", "sample_fraction": 0.34, "models": "cnn5", "subset": 0.1,
+        "method": "moon", "sample_fraction": 0.34, "models": "five-cnns", "subset": 0.1,
         "keep_checkpoints": 9,
     }  # fmt: skip
     run = run_federation(tmp_path, 3, num_rounds=2, **settings)
@@ -225,7 +225,7 @@ def test_unsampled_clients_keep_their_last_model_byte_for_byte(tmp_path: Path) -
 
 
 def test_the_store_holds_the_last_model_and_not_the_received_one(tmp_path: Path) -> None:
-    run = run_federation(tmp_path, 2, method="moon", models="cnn5", subset=0.1, num_rounds=1)
+    run = run_federation(tmp_path, 2, method="moon", models="five-cnns", subset=0.1, num_rounds=1)
     path = next((run.path / "clients").rglob("*.safetensors"))
     context, half = a_moon(), Client()
     with torch.device("meta"):

@@ -418,7 +418,7 @@ def test_a_class_that_nobody_has(tmp_path: Path) -> None:
 
 def test_records_of_one_client_do_not_change_when_another_trains(tmp_path: Path) -> None:
     """Nothing is aliased: two clients in sequence in one process keep different states."""
-    run = run_federation(tmp_path, 2, models="cnn5", num_rounds=1)
+    run = run_federation(tmp_path, 2, models="five-cnns", num_rounds=1)
     digests = set()
     for client in range(2):
         path = state_directory(run.path / "clients", client) / "round-00001.safetensors"

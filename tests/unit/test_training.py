@@ -300,7 +300,7 @@ def test_a_diverging_client_is_excluded_or_stops_the_run(tmp_path: Path) -> None
         RunError, match=r"TrainingDivergedError: client \d, round \d, epoch 1: loss_ce"
     ):
         run_federation(
-            tmp_path, 2, lr=1e30, models="cnn5", subset=0.2, num_rounds=2, evaluate_every=2
+            tmp_path, 2, lr=1e30, models="five-cnns", subset=0.2, num_rounds=2, evaluate_every=2
         )
 
 
