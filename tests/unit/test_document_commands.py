@@ -49,7 +49,7 @@ def test_wildflower_knows_every_command(document: Path) -> None:
         make_parser().parse_args(words)
         check_settings(words)
     known = re.findall(r"^    ([a-z-]+) +\S", make_parser().format_help(), flags=re.MULTILINE)
-    assert set(re.findall(r"`wildflower ([a-z-]+)", text_of(document))) <= set(known)
+    assert set(re.findall(r"`wildflower ([a-z][a-z-]*)", text_of(document))) <= set(known)
 
 
 def test_commands_are_found() -> None:
