@@ -76,6 +76,8 @@ def turns(dataset_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Turn
 
 def test_all_methods_had_their_turn(turns: Turns) -> None:
     assert turns.run.completed, f"{turns.run.status} {turns.run.details}: {turns.run.log[-5000:]}"
+    runs = [Outcome(turns.directory / method) for method in method_names()]
+    assert "2" in {row["workers"] for run in runs for row in run.rows("rounds")}
 
 
 @pytest.mark.parametrize("method", method_names())
