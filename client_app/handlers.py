@@ -187,7 +187,8 @@ class Session:
         with torch.device("meta"), proven():
             skeleton = self.half.build(self.context)
         restored = self.store.load(path, skeleton)
-        self.context = replace(self.context, kept=self.store.load_kept(path))
+        kept = self.store.load_kept(path, optimizers=self.context.run.keep_optimizer)
+        self.context = replace(self.context, kept=kept)
         return restored
 
     def refuse_divergence(self) -> None:

@@ -18,6 +18,7 @@ from strategies.base.state import (
     StateError,
     load_state,
     read_about,
+    read_beside,
     save_state,
 )
 
@@ -95,9 +96,12 @@ class StateStore:
             )
         return load_state(path, skeleton), int(trained)
 
-    def load_kept(self, path: Path) -> Kept:
-        """Return what was kept beside a saved state; a file of before there was any has nothing."""
-        return Kept(read_about(path).get("first_loss"))
+    def load_kept(self, path: Path, *, optimizers: bool) -> Kept:
+        """Return what was kept beside a saved state; optimisers only where they are asked for.
+
+        A file of before anything was kept has nothing.
+        """
+        return Kept(read_about(path).get("first_loss"), read_beside(path) if optimizers else {})
 
     def save(
         self, server_round: int, state: Any, rounds_trained: int, kept: Kept | None = None
@@ -112,4 +116,4 @@ class StateStore:
             "first_loss": kept.first_loss,
         }
         path = round_file(self.directory, server_round)
-        save_state(path, state, about, durable=self.durable)
+        save_state(path, state, about, beside=kept.optimizers, durable=self.durable)

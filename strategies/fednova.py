@@ -47,7 +47,7 @@ from strategies.common.layerwise import (
 )
 from strategies.common.layerwise_server import LayerwiseServer
 from strategies.common.losses import cross_entropy_of
-from strategies.common.training import make_optimizer, train_epochs
+from strategies.common.training import train_epochs
 from strategies.common.weights import RunningMean
 
 
@@ -95,8 +95,8 @@ class Client(LayerwiseClient[ClientState, Downlink, Uplink]):
             return {}
 
         metrics = train_epochs(context, [model], cross_entropy_of(model), gradient_hook=count)
-        optimizer = make_optimizer(context, list(model.parameters()))
-        effort = effort_of(steps, optimizer.param_groups[0].get("momentum", 0.0))
+        settings = context.run.training
+        effort = effort_of(steps, settings.momentum if settings.optimizer == "sgd" else 0.0)
         fields = self.outgoing(context, state)
         return Uplink(**fields, effort=np.array([effort], np.float32)), metrics
 

@@ -50,7 +50,8 @@ from strategies.common.layerwise import (
 )
 from strategies.common.layerwise_server import LayerwiseServer
 from strategies.common.losses import cross_entropy_of
-from strategies.common.training import make_optimizer, train_epochs
+from strategies.common.optimizers import learning_rate
+from strategies.common.training import train_epochs
 from strategies.common.weights import RunningMean, state_views
 
 
@@ -154,7 +155,7 @@ class Client(LayerwiseClient[ClientState, Downlink, Uplink]):
         self, context: ClientContext, state: ClientState, downlink: Downlink
     ) -> tuple[Uplink, dict[str, float]]:
         model = state.model
-        lr = float(make_optimizer(context, list(model.parameters())).param_groups[0]["lr"])
+        lr = learning_rate(context)
         hook = Correction(model, downlink.controls, state.controls, lr)
         metrics = train_epochs(context, [model], cross_entropy_of(model), gradient_hook=hook)
         fields = self.outgoing(context, state)

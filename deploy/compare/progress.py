@@ -10,7 +10,7 @@ from deploy.compare.plan import Plan, PlannedRun
 from server_app.records.recorder import read_rows
 from strategies.base.former_names import in_present_words
 from strategies.base.options import ConfigError
-from strategies.base.run_config import MAY_CHANGE_ON_RESUME, default_run_config
+from strategies.base.run_config import default_run_config
 
 NEW, PARTIAL, COMPLETE = "new", "incomplete", "complete"
 
@@ -52,7 +52,7 @@ def run_state(planned: PlannedRun, clients: int) -> str:
     before |= in_present_words(info["config"])
     changed = [
         f"{key}: was {before.get(key)!r}, now {now.get(key)!r}"
-        for key in sorted({*before, *now} - MAY_CHANGE_ON_RESUME)
+        for key in sorted({*before, *now} - planned.run.may_change_on_resume)
         if before.get(key) != now.get(key)
     ]
     if info.get("clients", clients) != clients:

@@ -23,7 +23,7 @@ from strategies.base.files import NotWrittenError, replacing
 from strategies.base.former_names import in_present_words
 from strategies.base.messages import ClientInfo
 from strategies.base.options import ConfigError
-from strategies.base.run_config import MAY_CHANGE_ON_RESUME, RunConfig, default_run_config
+from strategies.base.run_config import RunConfig, default_run_config
 
 CLIENT_COLUMNS = tuple(
     "client" if field.name == "client_id" else field.name
@@ -105,7 +105,7 @@ class RunDirectory:
             try:
                 info = _read_info(path / "config.json")
                 before = {**_defaults(run), **in_present_words(info["config"])}
-                _refuse_changes(name, before, run.flat())
+                _refuse_changes(name, before, run)
             except ConfigError:
                 lock.release()
                 raise
@@ -213,15 +213,18 @@ def _defaults(run: RunConfig) -> dict[str, Any]:
     return {key: value for key, value in default_run_config().items() if key in run.flat()}
 
 
-def _refuse_changes(name: str, before: dict[str, Any], now: dict[str, Any]) -> None:
+def _refuse_changes(name: str, before: dict[str, Any], run: RunConfig) -> None:
+    now = run.flat()
     changed = [
         f"{key}: was {before.get(key)!r}, now {now.get(key)!r}"
-        for key in sorted({*before, *now} - MAY_CHANGE_ON_RESUME)
+        for key in sorted({*before, *now} - run.may_change_on_resume)
         if before.get(key) != now.get(key)
     ]
     if changed:
+        why = " (lr-schedule = 'cosine' gives every round a rate by how many rounds there are)"
         raise ConfigError(
-            f"resume = {name!r}: settings differ from the run's; " + "; ".join(changed)
+            f"resume = {name!r}: settings differ from the run's; "
+            + "; ".join(text + why * text.startswith("num-rounds") for text in changed)
         )
 
 

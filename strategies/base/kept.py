@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from torch import Tensor
+
 DIVERGED = 1000.0
 """A loss this many times its first value says that training diverged."""
 
@@ -23,9 +25,16 @@ class Kept:
     ----------
     first_loss : float, optional
         The loss of the first step that the client made in this run; None before it.
+    optimizers : dict of str to Tensor
+        State of the optimisers of local training, with `keep-optimizer`; see
+        `strategies.common.optimizers`.
+    trained : dict of str to int
+        How often each set of modules was trained in this message. Not saved.
     """
 
     first_loss: float | None = None
+    optimizers: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    trained: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 def loss_growth(loss: float, first: float, classes: int) -> float | None:

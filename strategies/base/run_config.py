@@ -12,7 +12,8 @@ from data import DATASETS, PARTITIONS, DataError, DataSpec
 from data.tasks import parse_tasks
 from models import ModelError, resolve_models
 from strategies.base.former_names import in_present_words
-from strategies.base.method import Method, get_method, method_names
+from strategies.base.lr_schedule import SCHEDULES, LrSchedule
+from strategies.base.method import Method, Training, get_method, method_names
 from strategies.base.options import (
     AUTO,
     ConfigError,
@@ -33,7 +34,7 @@ MAY_CHANGE_ON_RESUME = frozenset(
         *("wait-timeout", "round-timeout", "on-client-error", "device", "local-run"),
     )
 )
-"""Keys that a resumed run may set differently: none of them changes a finished round."""
+"""What `RunConfig.may_change_on_resume` allows at most."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +92,21 @@ class RunConfig:
         How training images are varied, see `strategies.common.augmentation`.
     optimizer, lr, momentum, weight_decay
         Of local training; "auto" is the method's own default.
+    lr_schedule
+        How `lr` falls over the rounds, by the round's number, see `strategies.base.lr_schedule`. Of
+        local training alone: rates of a server or of public steps have keys of their own.
+        "cosine" falls to 0 over `num-rounds`, which a resume cannot change then.
+    warmup_rounds
+        Before that, `lr` grows from round to round, by equal steps.
+    lr_decay
+        What "step" multiplies `lr` with every `lr-step-rounds` rounds ("auto": 0.1), and
+        "exponential" in every round ("auto": 0.99).
+    lr_step_rounds
+        Of the schedule "step".
+    keep_optimizer
+        Whether momentum and moments of local training go on from a client's last round, as part
+        of its private state; by default every round starts without. Also where the server's
+        average replaces weights: the moments stay the client's own.
     evaluate_every
         Clients are evaluated in every n-th round and in the last.
     evaluate_when
@@ -151,6 +167,11 @@ class RunConfig:
     lr: float | str = option(AUTO, kind=float, above=0)
     momentum: float | str = option(AUTO, kind=float, minimum=0, maximum=1)
     weight_decay: float | str = option(AUTO, kind=float, minimum=0)
+    lr_schedule: str = option(*SCHEDULES)
+    warmup_rounds: int = option(0, minimum=0)
+    lr_decay: float | str = option(AUTO, kind=float, above=0, maximum=1)
+    lr_step_rounds: int = option(10, minimum=1)
+    keep_optimizer: bool = option(False)
     evaluate_every: int = option(1, minimum=1)
     evaluate_when: str = option(AUTO, "pre", "post")
     seed: int = option(0, minimum=0)
@@ -184,6 +205,7 @@ class RunConfig:
             raise ConfigError(
                 f"run-name = {self.run_name!r}: a resumed run keeps its name; give resume alone"
             )
+        _ = self.lr_by_round  # refuses what does not fit together
 
     def _names(self) -> tuple[tuple[str, str], ...]:
         names = ("run-name", self.run_name), ("resume", self.resume)
@@ -194,6 +216,35 @@ class RunConfig:
         """Everything that decides which examples a client has."""
         names = [field.name for field in dataclasses.fields(DataSpec)]
         return DataSpec(**{name: getattr(self, name) for name in names})
+
+    @property
+    def lr_by_round(self) -> LrSchedule:
+        """The learning rate by round, as a share of `lr`."""
+        return LrSchedule(
+            self.lr_schedule,
+            self.num_rounds,
+            self.warmup_rounds,
+            self.lr_step_rounds,
+            self.lr_decay,
+        )
+
+    @property
+    def training(self) -> Training:
+        """Settings of local training: the run's where they are given, else the method's."""
+        usual, decay = self.chosen_method.training, self.weight_decay
+        return Training(
+            optimizer=usual.optimizer if self.optimizer == AUTO else self.optimizer,
+            lr=usual.lr if isinstance(self.lr, str) else self.lr,
+            momentum=usual.momentum if isinstance(self.momentum, str) else self.momentum,
+            weight_decay=usual.weight_decay if isinstance(decay, str) else decay,
+        )
+
+    @property
+    def may_change_on_resume(self) -> frozenset[str]:
+        """Keys that a resumed run may set differently: none of them changes a finished round."""
+        # Under a cosine every round's rate depends on how many rounds there are.
+        fixed = {"num-rounds"} if self.lr_schedule == "cosine" else set()
+        return MAY_CHANGE_ON_RESUME - fixed
 
     @property
     def run_root(self) -> Path:

@@ -44,8 +44,17 @@ class DamagedStateError(StateError):
     """A state file cannot be read as what `save_state` writes."""
 
 
+_BESIDE = "beside:"
+"""Before the names of tensors that lie in a state's file and are no part of the state."""
+
+
 def save_state(
-    path: Path, state: Any, about: Mapping[str, object], *, durable: bool = False
+    path: Path,
+    state: Any,
+    about: Mapping[str, object],
+    *,
+    beside: Mapping[str, Tensor] | None = None,
+    durable: bool = False,
 ) -> None:
     """Write a state atomically: a file under `path` is either whole or absent.
 
@@ -57,6 +66,8 @@ def save_state(
         The state to write.
     about : Mapping[str, object]
         JSON-serialisable facts about the file, such as round and method; see `read_about`.
+    beside : Mapping of str to Tensor, optional
+        Tensors to keep in the same file; see `read_beside`.
     durable : bool
         Whether to wait until the bytes are on the disk, see `files.replacing`.
 
@@ -66,6 +77,7 @@ def save_state(
         If the disk is full, or the directory is not to be written to.
     """
     tensors, fields = _flatten(state)
+    tensors |= {_BESIDE + key: item for key, item in (beside or {}).items()}
     stored = _without_aliases({key: item.cpu().contiguous() for key, item in tensors.items()})
     header = {"about": json.dumps(dict(about)), "fields": json.dumps(fields)}
     with replacing(path, durable=durable) as partial:
@@ -75,6 +87,13 @@ def save_state(
 def read_about(path: Path) -> dict[str, Any]:
     """Return the facts given to `save_state`; raises `StateError` if the file is damaged."""
     return _header(path)[0]
+
+
+def read_beside(path: Path) -> dict[str, Tensor]:
+    """Return the tensors given to `save_state` beside the state, in no certain order."""
+    start = len(_BESIDE)
+    found = _read_tensors(path, lambda key: key.startswith(_BESIDE))
+    return {key[start:]: item for key, item in found.items()}
 
 
 def load_state(path: Path, skeleton: T) -> T:
@@ -94,7 +113,7 @@ def load_state(path: Path, skeleton: T) -> T:
         If the file is damaged, or its fields or its modules' entries differ from the skeleton's.
     """
     _, fields = _header(path)
-    tensors = _read_tensors(path)
+    tensors = _read_tensors(path, lambda key: not key.startswith(_BESIDE))
     names = [f.name for f in _lasting(skeleton)]
     if set(names) != set(fields):
         raise StateError(
@@ -218,10 +237,10 @@ def _header(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         ) from error
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    """Map the file's tensors into memory, copy on write: changing them leaves the file alone."""
+def _read_tensors(path: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
+    """Map a file's tensors into memory, copy on write: changing them leaves the file alone."""
     with safe_open(path, framework="pt") as file:
-        return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
+        return {key: file.get_tensor(key) for key in file.keys() if wanted(key)}  # noqa: SIM118
 
 
 def _fill_field(

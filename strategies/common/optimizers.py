@@ -1,17 +1,23 @@
-"""Optimisers of torch without torch's compiler, which they import only to keep it out.
+"""Optimisers of torch: how they are made, what lasts of them, and none of torch's compiler.
 
 The first optimiser of a process, and its first step, import torch._dynamo: some 900 modules and
 1.7 s of a core. On a device every message is answered by a new process, where this would be
-a third of what a message costs. Nothing here changes what is computed.
+a third of what a message costs. Keeping it out changes nothing of what is computed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import sys
+from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from strategies.base.client import ClientContext
+from strategies.base.kept import Kept
 
 COMPILER = "torch._dynamo"
 _DECLINED = "__dynamo_disable"
@@ -36,3 +42,84 @@ def take_step(optimizer: Optimizer) -> None:
     # Torch's wrappers switch gradients off, and call the compiler and hooks, if there are any.
     with torch.no_grad():
         inspect.unwrap(type(optimizer).step)(optimizer)
+
+
+def make_optimizer(
+    context: ClientContext, parameters: Sequence[nn.Parameter], lr_factor: float = 1.0
+) -> torch.optim.Optimizer:
+    """Return a fresh optimiser: the run's settings where they are given, else the method's.
+
+    Its rate is `learning_rate`'s.
+    """
+    settings, decay = context.run.training, context.run.training.weight_decay
+    lr = learning_rate(context, lr_factor)
+    keep_compiler_out()
+    if settings.optimizer == "sgd":
+        momentum = settings.momentum
+        return torch.optim.SGD(parameters, lr=lr, momentum=momentum, weight_decay=decay)
+    kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
+    return kind(parameters, lr=lr, weight_decay=decay)
+
+
+def learning_rate(context: ClientContext, lr_factor: float = 1.0) -> float:
+    """Return the learning rate of the round: the run's or the method's, by `lr-schedule`."""
+    run = context.run
+    return lr_factor * run.training.lr * run.lr_by_round.share(context.server_round)
+
+
+def optimizer_state(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> dict[str, Tensor]:
+    """Return moments and step counts by the parameter's number and their name, uncopied.
+
+    Of SGD the momentum; nothing where there is none.
+    """
+    return {
+        f"{number}.{name}": value
+        for number, parameter in enumerate(parameters)
+        for name, value in optimizer.state[parameter].items()
+        if isinstance(value, Tensor)
+    }
+
+
+def restore_optimizer(
+    optimizer: Optimizer, parameters: Sequence[nn.Parameter], entries: Mapping[str, Tensor]
+) -> None:
+    """Give a fresh optimiser the entries of `optimizer_state`; none leave it as it is.
+
+    Nothing is aliased. Moments go to their parameter's device and take its memory layout,
+    without which a step is slower.
+    """
+    for key, value in entries.items():
+        number, _, name = key.partition(".")
+        parameter = parameters[int(number)]
+        if name == "step":  # the count of steps stays on the CPU
+            optimizer.state[parameter][name] = value.clone()
+        else:
+            optimizer.state[parameter][name] = torch.empty_like(parameter).detach().copy_(value)
+
+
+class KeptOptimizer:
+    """The optimiser of one training, with what the client's last training of this kind left.
+
+    A kind is known by the shapes of what is trained and, where a message trains equal shapes
+    several times, by the how manieth time it is. So the exchanges of a round, and rounds with
+    others between them, go on with one state.
+    """
+
+    def __init__(
+        self, kept: Kept, optimizer: Optimizer, parameters: Sequence[nn.Parameter]
+    ) -> None:
+        shapes = ";".join(str(tuple(p.shape)) for p in parameters)
+        kind = hashlib.sha256(shapes.encode()).hexdigest()[:12]
+        number = kept.trained[kind] = kept.trained.get(kind, 0) + 1
+        self._prefix = f"{kind}-{number}/"
+        self._kept, self._optimizer, self._parameters = kept, optimizer, parameters
+        start = len(self._prefix)
+        entries = kept.optimizers.items()
+        own = {key[start:]: item for key, item in entries if key.startswith(self._prefix)}
+        restore_optimizer(optimizer, parameters, own)
+
+    def keep(self) -> list[str]:
+        """Keep the state as it is now; return the entries that hold NaN or infinite values."""
+        entries = optimizer_state(self._optimizer, self._parameters)
+        self._kept.optimizers |= {self._prefix + key: item for key, item in entries.items()}
+        return [key for key, item in entries.items() if not bool(item.isfinite().all())]

@@ -13,11 +13,10 @@ from data import Split, normalise
 from models import SplitModel
 from strategies.base.client import ClientContext
 from strategies.base.kept import GROWTH, loss_growth
-from strategies.base.options import AUTO
 from strategies.common.augmentation import augment
 from strategies.common.flops import StepFlops
 from strategies.common.losses import LossFunction
-from strategies.common.optimizers import keep_compiler_out, take_step
+from strategies.common.optimizers import KeptOptimizer, learning_rate, make_optimizer, take_step
 
 GradientHook = Callable[[], dict[str, Tensor]]
 """Called between the backward pass and the optimiser's step; may change gradients, and returns
@@ -77,9 +76,9 @@ def train_epochs(
         Mean of every loss term per example over all steps, their sum as "loss"; the means of what
         `gradient_hook` returned;
         "examples_seen", the number of examples in all steps; "flops", the floating-point
-        operations of all steps, forward and backward (see `strategies.common.flops`); and
-        "loss_growth" where the loss has grown so much since the client's first step of the run
-        that training diverged (see `strategies.base.kept`).
+        operations of all steps, forward and backward (see `strategies.common.flops`); "lr" where
+        the rate varies over rounds; and "loss_growth" where the loss has grown so much since the
+        client's first step of the run that training diverged (see `strategies.base.kept`).
 
     Raises
     ------
@@ -90,6 +89,9 @@ def train_epochs(
     drop_singletons = _enter_training(modules, min(len(split), context.run.batch_size))
     parameters = [p for m in modules for p in m.parameters()]
     optimizer = make_optimizer(context, parameters, lr_factor)
+    lasting = (
+        KeptOptimizer(context.kept, optimizer, parameters) if context.run.keep_optimizer else None
+    )
     flops = StepFlops(context, (len(parameters), step_cost))
     hook = None if gradient_hook is None else flops.apart(gradient_hook)
     step_count = 0
@@ -125,36 +127,31 @@ def train_epochs(
     means = {name: total / seen for name, total in totals.items()}
     counters = {"examples_seen": float(seen), "flops": flops.total(seen, step_count)}
     loss = sum(mean for name, mean in means.items() if name in objective)
-    noted = _noted(context, loss, sum(firsts[name] for name in objective))
+    if lasting is not None:
+        _keep_optimizer(context, lasting)
+    noted = _noted(context, loss, sum(firsts[name] for name in objective), lr_factor)
     return {"loss": loss, **means, **counters, **noted}
 
 
-def _noted(context: ClientContext, loss: float, first: float) -> dict[str, float]:
-    """Return what is recorded where there is something to say: a divergence."""
-    kept = context.kept
+def _keep_optimizer(context: ClientContext, lasting: KeptOptimizer) -> None:
+    """Keep an optimiser for the next round; one that overflowed would spoil all rounds to come."""
+    broken = lasting.keep()
+    if broken:
+        raise TrainingDivergedError(
+            f"client {context.client_id}, round {context.server_round}: after training the "
+            f"optimiser's {broken[0]} holds NaN or infinite values; lower lr"
+        )
+
+
+def _noted(context: ClientContext, loss: float, first: float, lr_factor: float) -> dict[str, float]:
+    """Return what is recorded where there is something to say: a varying rate, a divergence."""
+    kept, noted = context.kept, {}
+    if context.run.lr_by_round.varies:
+        noted["lr"] = learning_rate(context, lr_factor)
     if kept.first_loss is None:
         kept.first_loss = first
     growth = loss_growth(loss, kept.first_loss, context.data.num_classes)
-    return {} if growth is None else {GROWTH: growth}
-
-
-def make_optimizer(
-    context: ClientContext, parameters: Sequence[nn.Parameter], lr_factor: float = 1.0
-) -> torch.optim.Optimizer:
-    """Return a fresh optimiser: the run's settings where they are given, else the method's.
-
-    `lr_factor` scales the learning rate.
-    """
-    run, defaults = context.run, context.run.chosen_method.training
-    name = defaults.optimizer if run.optimizer == AUTO else run.optimizer
-    lr = lr_factor * (defaults.lr if isinstance(run.lr, str) else run.lr)
-    decay = defaults.weight_decay if isinstance(run.weight_decay, str) else run.weight_decay
-    momentum = defaults.momentum if isinstance(run.momentum, str) else run.momentum
-    keep_compiler_out()
-    if name == "sgd":
-        return torch.optim.SGD(parameters, lr=lr, momentum=momentum, weight_decay=decay)
-    kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
-    return kind(parameters, lr=lr, weight_decay=decay)
+    return noted if growth is None else {**noted, GROWTH: growth}
 
 
 def device_batches(

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from models import TaskModel
 from strategies.base.client import ClientContext
 from strategies.common.augmentation import drop_tokens, resized_view
 from strategies.common.flops import StepFlops
-from strategies.common.optimizers import keep_compiler_out, take_step
+from strategies.common.optimizers import (
+    keep_compiler_out,
+    optimizer_state,
+    restore_optimizer,
+    take_step,
+)
 from strategies.common.public import PublicInputs
 from strategies.common.training import TrainingDivergedError, precision, to_inputs
 from strategies.fedmuscle.contrastive import (
@@ -98,7 +103,7 @@ class Alignment:
         parameters = self.model.representation_parameters()
         keep_compiler_out()
         optimizer = torch.optim.AdamW(parameters, lr=context.config.public_lr)
-        restore_moments(optimizer, parameters, moments)
+        restore_optimizer(optimizer, parameters, moments)
         flops = StepFlops(context, ("public", users))
         values = []
         for loss_of in losses:
@@ -109,7 +114,7 @@ class Alignment:
                 loss.backward()
                 take_step(optimizer)
             values.append(loss.detach())
-        moments.update(moments_of(optimizer, parameters))
+        moments.update(optimizer_state(optimizer, parameters))
         found = torch.stack(values).double().cpu()
         if not found.isfinite().all():
             raise TrainingDivergedError(
@@ -119,25 +124,3 @@ class Alignment:
         examples = len(losses) * context.config.batch_size
         total = flops.total(examples, len(losses))
         return {"loss_alignment": float(found.mean()), "flops": total}
-
-
-def moments_of(
-    optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]
-) -> dict[str, Tensor]:
-    """Return an Adam optimiser's moments and step counts by parameter, to be kept in a state."""
-    return {
-        f"{number}.{name}": value
-        for number, parameter in enumerate(parameters)
-        for name, value in optimizer.state[parameter].items()
-    }
-
-
-def restore_moments(
-    optimizer: torch.optim.Optimizer,
-    parameters: Sequence[nn.Parameter],
-    moments: Mapping[str, Tensor],
-) -> None:
-    """Give a fresh Adam optimiser the moments of `moments_of`; none leave it as it is."""
-    for key, value in moments.items():
-        number, name = key.split(".")
-        optimizer.state[parameters[int(number)]][name] = value

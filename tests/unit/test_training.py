@@ -19,10 +19,10 @@ from strategies.base.client import ClientContext
 from strategies.base.method import get_method
 from strategies.base.run_config import parse_run_config
 from strategies.common import training
+from strategies.common.optimizers import make_optimizer
 from strategies.common.training import (
     TrainingDivergedError,
     collect_representations,
-    make_optimizer,
     train_epochs,
 )
 from strategies.fedre import Client, ClientState
