@@ -9,6 +9,8 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from client_app import handlers as runner
+from client_app.node import code_dir
+from models.own_code import searching
 from strategies.base.method import Method, get_method
 from strategies.base.run_config import RunConfig
 
@@ -27,8 +29,9 @@ def make_client_app(method: Method | None = None) -> ClientApp:
 
 
 def _answer(answer: Answer, method: Method | None, message: Message, context: Context) -> Message:
-    chosen = method or get_method(str(context.run_config.get("method", RunConfig.method)))
-    return answer(message, context, chosen)
+    with searching(code_dir(context)):
+        chosen = method or get_method(str(context.run_config.get("method", RunConfig.method)))
+        return answer(message, context, chosen)
 
 
 app = make_client_app()

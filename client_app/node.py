@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -26,7 +27,7 @@ from strategies.base.run_config import DEVICE, NAME, RunConfig, parse_run_config
 
 NODE_KEYS = (
     "partition-id", "num-partitions", "client-id", "data-dir", "dataset", "model", "device",
-    "threads", "state-dir", "task", "public-dir",
+    "threads", "state-dir", "task", "public-dir", "code-dir",
 )  # fmt: skip
 """Node-config keys that Wildflower reads."""
 
@@ -74,6 +75,17 @@ def client_context(context: Context, server_round: int, exchange: int = 1) -> Cl
         task=task,
         public_dir=str(node.get("public-dir", run.data_dir)),
     )
+
+
+def code_dir(context: Context) -> str:
+    """Return the folder in which the user's own code is looked up; empty: where it is anyway.
+
+    On a device its node-config decides alone: the server, or who submits a run, cannot make a
+    device load files of its disk. A simulation's workers belong to the server's own machine.
+    """
+    own = context.node_config.get("code-dir")
+    simulated = context.run_config.get("code-dir", "") if "ray" in sys.modules else ""
+    return str(own or simulated)
 
 
 def task_of(run: RunConfig, node: Mapping[str, object], client_id: int) -> TaskSpec | None:

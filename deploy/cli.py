@@ -13,6 +13,7 @@ from deploy.compare import command as compare
 from deploy.costs import command as costs
 from deploy.examples import shown_examples
 from deploy.fleet import command as fleet
+from models.own_code import searching
 from server_app.records.run_directory import COMPLETED, INTERRUPTED, RUNNING, is_in_use
 from strategies.base.options import ConfigError
 
@@ -24,7 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one sub-command and return its exit code."""
     options = make_parser().parse_args(arguments)
     try:
-        return int(options.execute(options))
+        with searching(Path.cwd()):
+            return int(options.execute(options))
     except ConfigError as error:
         print(f"wildflower: configuration error: {error}", file=sys.stderr)
         return 2

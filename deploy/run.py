@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import re
 import tomllib
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from models.own_code import own_file
 from strategies.base.options import ConfigError
 from strategies.base.run_config import default_run_config
 
 EXAMPLE = "wildflower run --clients 10 -c \"method='fedproto' num-rounds=3\""
+OWN_CODE_KEYS = ("models", "method", "schedule")
+"""Run-config keys that may name code of the user's own, as `module:name`."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +52,19 @@ def execute(options: argparse.Namespace) -> int:
     except (RunError, RegistrationError, GridError, StateError, NotWrittenError):
         return 1
     return 0
+
+
+def with_code_dir(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run-config with the working directory as `code-dir` if own code in it is named.
+
+    For commands whose run computes in other processes, which have other working directories.
+    """
+    here = Path.cwd()
+    texts = [str(config.get(key, "")) for key in OWN_CODE_KEYS]
+    named = [found for text in texts for found in re.findall(r"[\w.]+(?=:)", text)]
+    if config.get("code-dir") or not any(own_file(here, name) for name in named):
+        return dict(config)
+    return {**config, "code-dir": str(here)}
 
 
 def parse_assignments(texts: list[str]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from models.base import ModelError
+from models.own_code import OwnCodeError, import_own
 
 BackboneFactory = Callable[..., nn.Module]
 """Makes a backbone for a data set from its `InputShape` (for text: `TextShape`); the module must
@@ -102,7 +102,8 @@ def register_model(
         raise ModelError(f"model {name!r}: modality={modality!r}; use {' or '.join(MODALITIES)}")
 
     def register(factory: _Factory) -> _Factory:
-        if name in _REGISTRY:
+        # A user's file may be loaded a second time, when another one imports it by its own name.
+        if name in _REGISTRY and _source(_REGISTRY[name].factory) != _source(factory):
             owner = _REGISTRY[name].factory
             raise ModelError(
                 f"model {name!r} is already registered by {owner!r}; choose another name"
@@ -111,6 +112,12 @@ def register_model(
         return factory
 
     return register
+
+
+def _source(factory: BackboneFactory) -> object:
+    """Return what two loads of one definition have in common; the factory itself without a file."""
+    code = getattr(factory, "__code__", None)
+    return (code.co_filename, code.co_firstlineno) if code is not None else factory
 
 
 def list_models(pattern: str = "*", modality: str | None = None) -> tuple[str, ...]:
@@ -185,18 +192,14 @@ def _placed_model(name: str, family: str, place: str) -> ModelInfo:
 
 
 def _user_model(address: str) -> ModelInfo:
-    """Import ``"package.module:factory"``."""
+    """Look up ``"package.module:factory"``, see `models.own_code`."""
     module_name, _, attribute = address.partition(":")
     if not module_name or not attribute.isidentifier():
         raise ModelError(f"model {address!r}: write it as 'package.module:factory'")
     try:
-        module = importlib.import_module(module_name)
-    except Exception as cause:  # the user's module runs here and may raise anything
-        raise ModelError(
-            f"model {address!r}: cannot import {module_name!r} "
-            f"({type(cause).__name__}: {cause}); it must be importable where the model is built: "
-            "put it into your app, or install it in this environment"
-        ) from cause
+        module = import_own(module_name)
+    except OwnCodeError as error:
+        raise ModelError(f"model {address!r}: {error}") from error
     factory: Any = getattr(module, attribute, None)
     if not callable(factory):
         found = "has no such name" if factory is None else f"it is a {type(factory).__name__}"

@@ -6,6 +6,7 @@ import torch
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
+from models.own_code import searching
 from server_app.console import say
 from strategies.base.former_names import warnings
 from strategies.base.options import ConfigError
@@ -20,11 +21,12 @@ def main(grid: Grid, context: Context) -> None:
     # Sums, and with them all results, depend on the number of threads; clients use one as well.
     torch.set_num_threads(1)
     try:
-        run = parse_run_config(context.run_config)
-        for text in warnings(context.run_config):
-            say(f"wildflower: warning: {text}")
-        strategy = run.chosen_method.server(run)
-        strategy.start(grid, ArrayRecord(), num_rounds=run.num_rounds)
+        with searching(str(context.run_config.get("code-dir", ""))):
+            run = parse_run_config(context.run_config)
+            for text in warnings(context.run_config):
+                say(f"wildflower: warning: {text}")
+            strategy = run.chosen_method.server(run)
+            strategy.start(grid, ArrayRecord(), num_rounds=run.num_rounds)
     except ConfigError as error:
         say(f"wildflower: configuration error: {error}")
         raise

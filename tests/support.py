@@ -27,6 +27,26 @@ SMALL: dict[str, Any] = {
 """Settings that make a run take seconds: real images, three unlike architectures."""
 
 
+OWN_MODEL = """
+from torch import nn
+
+def tiny(shape):
+    pixels = shape.channels * shape.image_size**2
+    body = nn.Sequential(nn.Flatten(), nn.Linear(pixels, 64), nn.ReLU())
+    body.raw_dim = 64
+    return body
+"""
+"""A file with a user's own model, `tiny`."""
+
+
+def make_hostile(folder: Path) -> None:
+    """Make files and folders that Python would import in place of our packages."""
+    (folder / "data").mkdir()
+    (folder / "models").mkdir()
+    for file in ("models/__init__.py", "strategies.py", "client_app.py", "server_app.py"):
+        (folder / file).write_text("raise RuntimeError('a file of the user was imported')")
+
+
 @dataclass(frozen=True)
 class Outcome:
     """A finished run's directory and records."""

@@ -32,6 +32,7 @@ from deploy.compare.progress import (
 from deploy.compare.results import Row
 from deploy.flower.processes import terminate_as_interrupt
 from deploy.flower.simulation import FlowerError, FlowerSimulation
+from deploy.run import with_code_dir
 from server_app.console import say
 from server_app.records.run_directory import write_atomically
 from strategies.base.options import ConfigError
@@ -149,7 +150,7 @@ class Comparison:
         try:
             done = flower.run(
                 self.app,
-                start_config(planned, self.states[planned.name]),
+                with_code_dir(start_config(planned, self.states[planned.name])),
                 clients=self.plan.clients,
                 workers=self.plan.workers,
                 timeout=self.plan.run_timeout,

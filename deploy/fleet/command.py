@@ -24,7 +24,7 @@ from deploy.fleet.status import ONLINE, State, health, is_running, read_state, w
 from deploy.fleet.supervisor import RUNNING, View
 from deploy.flower.commands import FlowerError
 from deploy.flower.processes import send_signal, terminate_as_interrupt
-from deploy.run import parse_assignments
+from deploy.run import parse_assignments, with_code_dir
 from server_app.console import say, table
 from strategies.base.options import ConfigError
 from strategies.base.run_config import parse_run_config
@@ -161,7 +161,7 @@ def _run(fleet: Fleet, options: argparse.Namespace) -> int:
     client = connected_client(state.fleet)
     by_others = not state.processes  # systemd, for one, starts again what ends
     with terminate_as_interrupt():
-        run_id = client.submit(app, config)
+        run_id = client.submit(app, with_code_dir(config))
         say(f"run {run_id} is submitted; Ctrl-C stops it")
         try:
             run = client.wait(

@@ -130,6 +130,8 @@ class Device:
         What it learns, such as `multilabel@voc`; empty: its entry of the run's `tasks`.
     public_dir : str
         Where the public data set lies on it; empty: the run's `data-dir`.
+    code_dir : str
+        Where its owner keeps own models and methods on it; empty: only installed ones are used.
     """
 
     client_id: int = dataclasses.field(metadata={"rule": Rule(kind=int, minimum=0)})
@@ -146,6 +148,7 @@ class Device:
     state_dir: str = option("", hint="an absolute path, or one that starts with ~")
     task: str = option("", hint="a text: a task, such as multilabel@voc")
     public_dir: str = option("", hint="an absolute path, or one that starts with ~")
+    code_dir: str = option("", hint="an absolute path, or one that starts with ~")
     num_partitions: int | None = None
 
     @property
@@ -173,6 +176,7 @@ class Device:
             "state-dir": self.state_dir or state_dir,
             "task": self.task,
             "public-dir": self.public_dir,
+            "code-dir": self.code_dir,
         }
         given = {key: value for key, value in values.items() if value not in (None, "")}
         for key, value in given.items():

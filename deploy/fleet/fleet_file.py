@@ -122,7 +122,7 @@ def _device(value: object, where: str, partitions: int) -> Device:
     if "client-id" not in values:
         raise ConfigError(f"{where}.client-id: missing; expected an integer of at least 0")
     device = _options(Device, values, where)
-    for key in ("data-dir", "state-dir", "public-dir"):
+    for key in ("data-dir", "state-dir", "public-dir", "code-dir"):
         folder = str(values.get(key, ""))
         if folder and not Path(folder).expanduser().is_absolute():
             raise ConfigError(

@@ -18,7 +18,8 @@ def check_device(device: Device, fleet: Fleet) -> None:
     import torch
 
     where = f"{fleet.source}: client {device.client_id}:"
-    for key, place in (("data-dir", device.data_dir), ("public-dir", device.public_dir)):
+    places = ("data-dir", device.data_dir), ("public-dir", device.public_dir)
+    for key, place in (*places, ("code-dir", device.code_dir)):
         # A folder, or for sentences one file.
         if place and not Path(place).expanduser().exists():
             raise ConfigError(f"{where} {key} = {place!r}: there is no such folder here")

@@ -31,7 +31,7 @@ DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 MAY_CHANGE_ON_RESUME = frozenset(
     (
         *("num-rounds", "output-dir", "run-name", "resume", "keep-checkpoints", "min-clients"),
-        *("wait-timeout", "round-timeout", "on-client-error", "device", "local-run"),
+        *("wait-timeout", "round-timeout", "on-client-error", "device", "local-run", "code-dir"),
     )
 )
 """What `RunConfig.may_change_on_resume` allows at most."""
@@ -72,6 +72,8 @@ class RunConfig:
         Share of a client's training examples that it does not train on; they choose the best round.
     models
         Which client gets which architecture, see models/README.md.
+    code_dir
+        Folder of your own models and methods, see models/README.md; a device names its own.
     feature_dim
         d, the width to which every architecture's features are brought.
     lora_rank
@@ -153,6 +155,7 @@ class RunConfig:
     models: str = option(
         "five-cnns", hint="a text: a group, a comma list to cycle over, or pairs id=name"
     )
+    code_dir: str = option("", hint="an absolute path, or one that starts with ~, of your own code")
     feature_dim: int = option(512, minimum=1)
     lora_rank: int = option(16, minimum=0)
     tasks: str = option("", hint="a text: a group of tasks, or a comma list to cycle over")
@@ -195,6 +198,11 @@ class RunConfig:
             raise ConfigError(
                 f"output-dir = {self.output_dir!r}: expected an absolute path or one that "
                 "starts with ~, because a Flower app does not run in your working directory"
+            )
+        if self.code_dir and not Path(self.code_dir).expanduser().is_absolute():
+            raise ConfigError(
+                f"code-dir = {self.code_dir!r}: expected an absolute path or one that starts with "
+                "~, because a Flower app does not run in your working directory"
             )
         for key, name in self._names():
             if name and not NAME.fullmatch(name):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deploy.flower.simulation import FlowerRun, FlowerSimulation
-from tests.support import SMALL, Outcome
+from tests.support import OWN_MODEL, SMALL, Outcome, make_hostile
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 600.0
@@ -17,24 +17,18 @@ LIMIT = 600.0
 
 Simulate = Callable[..., tuple[FlowerRun, Outcome]]
 
-OWN_MODEL = """
-from torch import nn
-
-def tiny(shape):
-    pixels = shape.channels * shape.image_size**2
-    body = nn.Sequential(nn.Flatten(), nn.Linear(pixels, 64), nn.ReLU())
-    body.raw_dim = 64
-    return body
-"""
-
 
 @pytest.fixture(scope="module")
 def flower(
     dataset_cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[FlowerSimulation]:
-    """One SuperLink for a module's runs; clients can import `own_models`, as README says."""
+    """One SuperLink for a module's runs; clients can import `own_models`.
+
+    First on its path lies what a user may have: files and folders with the names of our packages.
+    """
     modules = tmp_path_factory.mktemp("modules")
     (modules / "own_models.py").write_text(OWN_MODEL)
+    make_hostile(modules)
     environment = {"WILDFLOWER_CACHE": str(dataset_cache), "PYTHONPATH": str(modules)}
     with FlowerSimulation(environment=environment) as simulation:
         yield simulation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -20,7 +21,7 @@ from deploy.fleet.fleet_file import read_fleet
 from deploy.fleet.specs import fleet_mark
 from deploy.flower.processes import end_family, family
 from tests.e2e.conftest import LIMIT, ROOT
-from tests.support import SMALL, Outcome
+from tests.support import OWN_MODEL, SMALL, Outcome, make_hostile
 
 pytestmark = pytest.mark.e2e
 
@@ -29,15 +30,21 @@ ENDS_WITHIN = 30.0
 
 @pytest.fixture
 def file(tmp_path: Path) -> Iterator[Path]:
-    """A fleet of two unlike devices; what a failed test leaves behind is ended."""
+    """A fleet of two unlike devices, one with an own model; what a failed test leaves is ended."""
     path = tmp_path / "fleet.yaml"
+    (tmp_path / "code").mkdir()
+    make_hostile(tmp_path / "code")
+    (tmp_path / "code" / "data.py").write_text(OWN_MODEL)
     content = {
         "name": "pair",
         "directory": str(tmp_path / "pair"),
         "server": {"port": 0},
         "devices": [
             {"client-id": 0, "model": "cnn5", "device": "cpu", "partition-id": 0},
-            {"client-id": 1, "model": "resnet10-w4", "device": "cpu", "partition-id": 1},
+            {
+                "client-id": 1, "model": "data:tiny", "device": "cpu", "partition-id": 1,
+                "code-dir": str(tmp_path / "code"),
+            },
         ],
         "settings": {
             **{key: SMALL[key] for key in ("dataset", "subset", "min-examples")},
@@ -80,9 +87,12 @@ def wait_until_up(up: subprocess.Popen[str]) -> str:
 
 
 def test_up_run_and_ctrl_c(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """TLS and keys, three unlike processes, one round; Ctrl-C ends all within 15 s."""
+    """TLS and keys, three unlike processes, one round; Ctrl-C ends all within 15 s.
+
+    First on the path of all its processes are files with the names of our packages.
+    """
     mark = fleet_mark(tmp_path / "pair")
-    up = fleet("up", file)
+    up = fleet("up", file, env={**os.environ, "PYTHONPATH": str(tmp_path / "code")})
     try:
         table = wait_until_up(up)
         for name in ("superlink", "superexec", "client-0", "client-1"):
@@ -114,7 +124,7 @@ def test_up_run_and_ctrl_c(file: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert family(mark, set()) == set()
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     outcome = Outcome(tmp_path / "runs" / "one")
-    assert [row["model"] for row in outcome.rows("clients")] == ["cnn5", "resnet10-w4"]
+    assert [row["model"] for row in outcome.rows("clients")] == ["cnn5", "data:tiny"]
     states = sorted((tmp_path / "pair" / "processes").glob("client-*/state/one/*"))
     assert len(states) == 2
     secret = [path for path in (tmp_path / "pair").rglob("*") if b"PRIVATE KEY" in content(path)]

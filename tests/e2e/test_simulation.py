@@ -11,7 +11,7 @@ import pytest
 
 from deploy.flower.simulation import FlowerSimulation
 from tests.e2e.conftest import LIMIT, ROOT, Simulate
-from tests.support import SMALL, Outcome, run_federation
+from tests.support import OWN_MODEL, SMALL, Outcome, make_hostile, run_federation
 
 pytestmark = pytest.mark.e2e
 
@@ -75,7 +75,10 @@ def test_killed_server_resumes_to_the_same_numbers(
 
 
 def test_own_folder_and_own_model(simulate: Simulate, tmp_path: Path) -> None:
-    """README: an image folder split over the clients, a factory by its module, ids by map."""
+    """README: an image folder split over the clients, factories by file and by module, by map.
+
+    The user's folder has a `data` as well, and a file `data.py` that the own model imports.
+    """
     from PIL import Image
 
     for part, count in (("train", 24), ("test", 8)):
@@ -84,15 +87,21 @@ def test_own_folder_and_own_model(simulate: Simulate, tmp_path: Path) -> None:
             for k in range(count):
                 image = Image.new("RGB", (32, 32), color=(80 * number, 10 * k, 90))
                 image.save(tmp_path / "pictures" / part / name / f"{k}.png")
+    code = tmp_path / "code"
+    code.mkdir()
+    make_hostile(code)
+    (code / "data.py").write_text(OWN_MODEL)
+    (code / "nets.py").write_text("from .data import tiny\nimport data\ndata.DATASETS\n")
     done, run = simulate(
         tmp_path,
         dataset="imagefolder",
         data_dir=str(tmp_path / "pictures"),
         partition="iid",
         subset=1.0,
-        models="1=own_models:tiny, *=cnn5",
+        models="1=own_models:tiny, 2=nets:tiny, *=cnn5",
+        code_dir=str(code),
     )
     assert done.completed, done.log
-    assert [r["model"] for r in run.rows("clients")] == ["cnn5", "own_models:tiny", "cnn5"]
+    assert [r["model"] for r in run.rows("clients")] == ["cnn5", "own_models:tiny", "nets:tiny"]
     assert {r["raw_dim"] for r in run.rows("clients")} == {"500", "64"}
     assert sum(int(r["train_examples"]) for r in run.rows("clients")) > 50

@@ -42,6 +42,7 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "test-split": (["local", 1], "one of personal, global"),
     "validation-fraction": ([-0.1, 1, "0", math.nan], "a number of at least 0 and at most 0.9"),
     "models": ([1, ["cnn5"]], "a text"),
+    "code-dir": (["nets", "./nets", 1], "an absolute path"),
     "feature-dim": ([0, 512.0, "512", True], "an integer of at least 1"),
     "lora-rank": ([-1, 16.0, True], "an integer of at least 0"),
     "tasks": ([1, None, "singing", "text@nowhere", "classification[3]"], "a group of tasks"),
