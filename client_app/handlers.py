@@ -83,6 +83,7 @@ def describe_client(context: ClientContext, method: Method) -> ClientInfo:
         task=str(context.task or data.task),
         metric=data.metric,
         public_hash=PublicInputs(context).fingerprint if method.public_data else "",
+        data_notes=data.notes,
     )
 
 

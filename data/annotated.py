@@ -116,7 +116,7 @@ class TextDataset(Dataset):
     ----------
     sentences : Sequence[str]
         (N,), memory-mapped.
-    name, labels, train_size, class_names, fingerprint
+    name, labels, train_size, class_names, fingerprint, notes
         As in `Dataset`.
     """
 
@@ -126,6 +126,7 @@ class TextDataset(Dataset):
     train_size: int
     class_names: tuple[str, ...]
     fingerprint: str
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,6 +142,7 @@ class RawTexts:
     labels: NDArray[np.int64]
     train_size: int
     class_names: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 def create_masks(images_path: Path, count: int, size: int, fill: int) -> NDArray[np.uint8]:

@@ -21,6 +21,8 @@ from data.spec import DataError, DataSpec
 from data.split import Split
 from data.tasks import METRIC_OF
 
+_NOTES = 500  # characters: more are not accepted at the registration
+
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
@@ -81,6 +83,13 @@ class ClientData:
         if self.task == "text" or not isinstance(self.dataset, ImageDataset):
             return None
         return self.dataset
+
+    @property
+    def notes(self) -> str:
+        """What the data set's own files were read as, on one line of at most 500 characters."""
+        text = "; ".join(self.dataset.notes)
+        text = "".join(sign if sign.isprintable() else "?" for sign in text)
+        return text if len(text) <= _NOTES else text[: _NOTES - 4] + " ..."
 
     @cached_property
     def data_hash(self) -> str:

@@ -33,6 +33,8 @@ __all__ = ["Dataset", "ImageDataset", "clear_memory", "load_dataset", "load_imag
 _FORMAT = 1
 # The same for the builders of `AnnotatedDataset` and `TextDataset`.
 _TASK_FORMAT = 1
+# The same for single data sets, where only their own builder changed.
+_VERSIONS = {"tsv": "task-2"}
 
 _OPTIONAL = ("presence", "masks", "masked")
 
@@ -63,7 +65,8 @@ def load_dataset(
     if isinstance(dataset, str):
         dataset = DataSpec(dataset=dataset, data_dir=data_dir, image_size=image_size)
     folder = str(Path(dataset.data_dir).expanduser().absolute()) if dataset.data_dir else ""
-    return _load(dataset.dataset, folder, dataset.image_size, str(cache_root()))
+    columns = (dataset.label_column, dataset.text_column) if dataset.dataset == "tsv" else ("", "")
+    return _load(dataset.dataset, folder, dataset.image_size, str(cache_root()), columns)
 
 
 def load_images(spec: DataSpec) -> ImageDataset:
@@ -84,17 +87,20 @@ def load_images(spec: DataSpec) -> ImageDataset:
 
 
 @lru_cache(maxsize=8)
-def _load(name: str, data_dir: str, image_size: int, root: str) -> ImageDataset | TextDataset:
+def _load(
+    name: str, data_dir: str, image_size: int, root: str, columns: tuple[str, str]
+) -> ImageDataset | TextDataset:
     folder = Path(data_dir) if data_dir else None
     stamp = _STAMPS[name](folder) if name in _STAMPS else ""
-    version = _FORMAT if name in _BUILDERS else f"task-{_TASK_FORMAT}"
-    key = hashlib.sha256(f"{version}|{data_dir}|{stamp}".encode()).hexdigest()[:12]
+    version = _VERSIONS.get(name) or (_FORMAT if name in _BUILDERS else f"task-{_TASK_FORMAT}")
+    named = f"|{columns}" if any(columns) else ""
+    key = hashlib.sha256(f"{version}|{data_dir}|{stamp}{named}".encode()).hexdigest()[:12]
     size = str(image_size) if image_size else "own"
     entry = Path(root) / "datasets" / f"{name}-{size}-{key}"
 
     def build(target: Path) -> None:
         if name in _TEXT_BUILDERS:
-            _write_sentences(target, name, _TEXT_BUILDERS[name](folder))
+            _write_sentences(target, name, _TEXT_BUILDERS[name](folder, *columns))
             return
         builder = _BUILDERS.get(name) or _ANNOTATED_BUILDERS[name]
         _write(target, name, builder(folder, image_size, target / "images.npy"))
@@ -116,7 +122,7 @@ _ANNOTATED_BUILDERS: dict[str, Callable[[Path | None, int, Path], RawAnnotated]]
     "voc": voc.voc,
     "coco": coco.coco,
 }
-_TEXT_BUILDERS: dict[str, Callable[[Path | None], RawTexts]] = {"tsv": texts.tsv}
+_TEXT_BUILDERS: dict[str, Callable[[Path | None, str, str], RawTexts]] = {"tsv": texts.tsv}
 # What an entry depends on besides the folder's name.
 _STAMPS: dict[str, Callable[[Path | None], str]] = {
     "imagefolder": folders.folder_stamp,
@@ -143,8 +149,7 @@ def _write(target: Path, name: str, raw: RawImages) -> None:
     np.save(target / "labels.npy", labels)
     if isinstance(raw, RawAnnotated):
         meta |= _write_annotations(target, raw, digest)
-    text = json.dumps(meta | {"fingerprint": digest.hexdigest()[:16]}, indent=1)
-    (target / "meta.json").write_text(text, encoding="utf-8")
+    _write_meta(target, meta, digest, raw.notes)
 
 
 def _write_annotations(target: Path, raw: RawAnnotated, digest: Any) -> dict[str, Any]:
@@ -170,8 +175,13 @@ def _write_sentences(target: Path, name: str, raw: RawTexts) -> None:
     digest_texts(digest, raw.sentences)
     np.save(target / "labels.npy", labels)
     write_texts(target, "sentences", raw.sentences)
-    text = json.dumps(meta | {"fingerprint": digest.hexdigest()[:16]}, indent=1)
-    (target / "meta.json").write_text(text, encoding="utf-8")
+    _write_meta(target, meta, digest, raw.notes)
+
+
+def _write_meta(target: Path, meta: dict[str, Any], digest: Any, notes: tuple[str, ...]) -> None:
+    """Write the description; notes are words about the files and not part of the content."""
+    about = {"fingerprint": digest.hexdigest()[:16], "notes": list(notes)}
+    (target / "meta.json").write_text(json.dumps(meta | about, indent=1), encoding="utf-8")
 
 
 def _digest_blocks(digest: Any, array: NDArray[Any]) -> None:
@@ -195,6 +205,7 @@ def _read(entry: Path, name: str) -> ImageDataset | TextDataset:
         "train_size": int(meta["train_size"]),
         "class_names": tuple(meta["class_names"]),
         "fingerprint": str(meta["fingerprint"]),
+        "notes": tuple(meta.get("notes", ())),
     }
     if "text" in meta:
         sentences = read_texts(entry, "sentences")

@@ -25,6 +25,8 @@ class Dataset:
         One name per label.
     fingerprint : str
         16 hexadecimal digits of a SHA-256 over content; the same on every machine.
+    notes : tuple[str, ...]
+        What a user's own files were read as, and what was left out, in words.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Dataset:
     train_size: int
     class_names: tuple[str, ...]
     fingerprint: str
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -57,7 +60,7 @@ class ImageDataset(Dataset):
     ----------
     images : NDArray[np.uint8]
         (N, C, H, W), values 0..255, memory-mapped and read-only.
-    name, labels, train_size, class_names, fingerprint
+    name, labels, train_size, class_names, fingerprint, notes
         As in `Dataset`.
     """
 
@@ -67,6 +70,7 @@ class ImageDataset(Dataset):
     train_size: int
     class_names: tuple[str, ...]
     fingerprint: str
+    notes: tuple[str, ...] = ()
 
     @property
     def channels(self) -> int:

@@ -35,12 +35,15 @@ class RawImages:
         Number of leading training rows.
     class_names : tuple[str, ...]
         One name per label.
+    notes : tuple[str, ...]
+        See `Dataset`.
     """
 
     images: NDArray[np.uint8]
     labels: NDArray[np.int64]
     train_size: int
     class_names: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 def thread_map(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
@@ -130,8 +133,11 @@ def split_without_official_test(labels: NDArray[np.int64]) -> tuple[NDArray[np.i
     # A constant seed: this stands in for an official split, so it is part of the dataset.
     generator = np.random.default_rng(80_20)
     in_test = np.zeros(len(labels), dtype=bool)
-    for label in np.unique(labels):
-        rows = generator.permutation(np.flatnonzero(labels == label))
+    # All classes in one pass: a search for each would take minutes with many thousand of them.
+    ascending = np.argsort(labels, kind="stable")
+    starts = np.unique(labels[ascending], return_index=True)[1]
+    for members in np.split(ascending, starts[1:]) if len(labels) else ():
+        rows = generator.permutation(members)
         in_test[rows[: round(0.2 * len(rows))]] = True
     order = np.concatenate([np.flatnonzero(~in_test), np.flatnonzero(in_test)])
     return order, int((~in_test).sum())

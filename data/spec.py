@@ -70,6 +70,9 @@ class DataSpec:
         Share of the dataset that is used, in (0, 1], class by class, of both official parts.
     image_size : int (default: 0)
         Side in pixels to which images are resized when the cache is built. 0 keeps their own.
+    label_column, text_column : str (default: "")
+        Which columns of a table (`tsv` only) hold the label and the sentence: names in its
+        header, or numbers from 1. Empty to find them.
 
     Raises
     ------
@@ -89,6 +92,8 @@ class DataSpec:
     validation_fraction: float = 0.1
     subset: float = 1.0
     image_size: int = 0
+    label_column: str = ""
+    text_column: str = ""
 
     def __post_init__(self) -> None:
         for name, (kind, accepts, accepted) in _RULES.items():
@@ -116,5 +121,7 @@ _RULES: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
     "test_split": _one_of(TEST_SPLITS),
     "validation_fraction": ((int, float), lambda value: 0 <= value < 1, "a number in [0, 1)"),
     "subset": ((int, float), lambda value: 0 < value <= 1, "a number in (0, 1]"),
+    "label_column": (str, lambda value: True, "a column's name or number as a string"),
+    "text_column": (str, lambda value: True, "a column's name or number as a string"),
     "image_size": (int, lambda value: value >= 0, "a whole number of pixels, 0 for unchanged"),
 }

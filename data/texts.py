@@ -1,32 +1,32 @@
 """Labelled sentences in a tab-separated file: the data set `tsv`.
 
-One example a line, its label, a tab and its sentence, in UTF-8. A first line `label<TAB>sentence`
-(or `text`, in any case) is a header. Classes are the sorted labels of all files.
+One example a line, its label, a tab and its sentence; a first line that names columns is a header
+and decides which is which (`data.tables`). Classes are the sorted labels of all files; labels that
+differ only in case are one.
 """
 
 from __future__ import annotations
 
+import unicodedata
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import numpy as np
 
 from data.annotated import RawTexts
+from data.columns import Columns
 from data.raw import split_without_official_test
 from data.spec import DataError
 from data.standard_places import standard_places
-from data.text_files import read_user_text
+from data.tables import LAYOUT, Table, read_table
 
-_LAYOUT = (
-    "a folder with train.tsv and, optionally, test.tsv, or one .tsv file; each line is a label, a "
-    "tab and a sentence"
-)
-_LARGEST = 2 * 2**30  # bytes; sentences are held in memory while the data set is built
-_HEADERS = frozenset({("label", "sentence"), ("label", "text")})
-
-Examples = list[tuple[str, str]]
+MOST_CLASSES = 20_000
+"""Most labels of a file; more are sentences or numbers in the label's place."""
+# From this many different labels on, most of them unique is a mistake rather than a small sample.
+_SUSPICIOUS = 5
 
 
-def tsv(data_dir: Path | None) -> RawTexts:
+def tsv(data_dir: Path | None, label_column: str = "", text_column: str = "") -> RawTexts:
     """Read labelled sentences.
 
     Parameters
@@ -35,6 +35,8 @@ def tsv(data_dir: Path | None) -> RawTexts:
         A folder with `train.tsv` and, optionally, `test.tsv`, a folder with a sub-folder `tsv`
         like that, or a file. Without test examples a fixed stratified 20 % are the test set. None
         for `tsv` in the standard places.
+    label_column, text_column : str
+        As in `DataSpec`.
 
     Returns
     -------
@@ -47,20 +49,33 @@ def tsv(data_dir: Path | None) -> RawTexts:
         If there is no such file, or a line is not as described; names file and line.
     """
     train_file, test_file = _find(data_dir)
-    train = _read(train_file)
-    test = _read(test_file) if test_file else []
-    names = sorted({label for label, _ in train + test})
-    if len(names) < 2:
+    train = read_table(train_file, label_column, text_column)
+    tables = [train]
+    if test_file is not None:
+        like = _without_names(train.columns)
+        tables.append(read_table(test_file, label_column, text_column, like))
+    _refuse_unique(train)
+    examples = [example for table in tables for example in table.examples]
+    names, merged = _class_names([label for label, _ in examples])
+    if len(set(names.values())) < 2:
+        only = next(iter(names.values()))
         raise DataError(
-            f"tsv: {train_file} has the one label {names[0]!r}; two classes at least are needed."
+            f"tsv: {train_file} has the one label {only!r}; two classes at least are needed."
         )
-    numbers = {name: number for number, name in enumerate(names)}
-    labels = np.array([numbers[label] for label, _ in train + test], dtype=np.int64)
-    sentences, train_size = [sentence for _, sentence in train + test], len(train)
+    classes = tuple(sorted(set(names.values())))
+    if len(classes) > MOST_CLASSES:
+        raise DataError(
+            f"tsv: {train_file} has {len(classes):,} different labels, at most {MOST_CLASSES:,} "
+            "are accepted; set label-column to the column that holds the classes."
+        )
+    numbers = {name: number for number, name in enumerate(classes)}
+    labels = np.array([numbers[names[_key(label)]] for label, _ in examples], dtype=np.int64)
+    sentences, train_size = [sentence for _, sentence in examples], len(train.examples)
     if test_file is None:
         order, train_size = split_without_official_test(labels)
         labels, sentences = labels[order], [sentences[row] for row in order]
-    return RawTexts(sentences, labels, train_size, tuple(names))
+    notes = (_said(tables, len(classes)), *_columns_said(train.columns), *merged)
+    return RawTexts(sentences, labels, train_size, classes, notes)
 
 
 def file_stamp(data_dir: Path | None) -> str:
@@ -79,38 +94,82 @@ def file_stamp(data_dir: Path | None) -> str:
 
 
 def _find(data_dir: Path | None) -> tuple[Path, Path | None]:
-    if data_dir is not None and data_dir.is_file():
+    # Also a pipe or a device: the reader says why it takes none.
+    if data_dir is not None and data_dir.exists() and not data_dir.is_dir():
         return data_dir, None
     places = [data_dir] if data_dir is not None else standard_places()
+    beside = ""
     for place in places:
         # A standard place is searched by name only: any train.tsv there may be another's.
         own = [place] if data_dir is not None else []
         for folder in (*own, place / "tsv"):
             train, test = folder / "train.tsv", folder / "test.tsv"
-            if train.is_file():
-                return train, test if test.is_file() else None
+            if train.exists():
+                return train, test if test.exists() else None
+            if (folder / "train.csv").exists():
+                beside = f" There is {folder / 'train.csv'}: save it as tab-separated train.tsv."
     looked = ", ".join(str(place) for place in places)
     raise DataError(
-        f"tsv: no train.tsv found in {looked} or a sub-folder tsv; set data-dir to {_LAYOUT}. For "
-        f"example: mkdir -p {places[-1] / 'tsv'} && cp REVIEWS.tsv {places[-1] / 'tsv/train.tsv'}"
+        f"tsv: no train.tsv found in {looked} or a sub-folder tsv; set data-dir to {LAYOUT}."
+        f"{beside} For example: mkdir -p {places[-1] / 'tsv'} && cp REVIEWS.tsv "
+        f"{places[-1] / 'tsv/train.tsv'}"
     )
 
 
-def _read(path: Path) -> Examples:
-    examples: Examples = []
-    # Only line feeds end a line: splitlines would also cut at form feeds and their like.
-    for number, line in enumerate(read_user_text(path, _LARGEST).split("\n"), start=1):
-        if not line.strip():
-            continue
-        label, _, sentence = (part.strip() for part in line.partition("\t"))
-        if not label or not sentence:  # a line without a tab has no sentence
-            raise DataError(
-                f"tsv: {path}, line {number} is {line[:60]!r}; a line is a label, a tab and a "
-                "sentence, none of them empty."
-            )
-        if not examples and number == 1 and (label.lower(), sentence.lower()) in _HEADERS:
-            continue
-        examples.append((label, sentence))
-    if not examples:
-        raise DataError(f"tsv: {path} has no example; {_LAYOUT}.")
-    return examples
+def _without_names(columns: Columns) -> Columns:
+    """Return the layout for a second file that has no header of its own."""
+    return Columns(columns.label, columns.text, columns.count, (), columns.chosen)
+
+
+def _key(label: str) -> str:
+    """Return what labels are compared by: not case, nor how an accent is encoded."""
+    return unicodedata.normalize("NFC", label.strip()).casefold()
+
+
+def _class_names(labels: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Return each class's most frequent spelling by key, and what is to be said of the others."""
+    spellings: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for label, count in Counter(labels).items():
+        spellings[_key(label)][label] += count
+    names = {
+        key: min(counts, key=lambda name: (-counts[name], name))
+        for key, counts in spellings.items()
+    }
+    several = [sorted(counts) for counts in spellings.values() if len(counts) > 1]
+    shown = "; ".join(", ".join(map(repr, some)) for some in several[:3])
+    more = f" and {len(several) - 3} more" if len(several) > 3 else ""
+    return names, [f"labels that differ in case only are one class: {shown}{more}"] * bool(several)
+
+
+def _refuse_unique(table: Table) -> None:
+    """Refuse a file in which most labels are unique: another column, or no labels at all."""
+    labels = [label for label, _ in table.examples]
+    different = len({_key(label) for label in labels})
+    if table.columns.chosen or different < _SUSPICIOUS or 2 * different <= len(labels):
+        return
+    texts = len({text for _, text in table.examples})
+    label, text = table.columns.label + 1, table.columns.text + 1
+    shown = "; ".join(f"{a!r:.40} is the label of {b!r:.40}" for a, b in table.examples[:2])
+    raise DataError(
+        f"tsv: {table.path} has {different} different labels in {len(labels)} lines, so most are "
+        f"unique: {shown}. Column {text} has {texts} different values; if the label is there, set "
+        f"label-column='{text}' text-column='{label}'. If this is right, set "
+        f"label-column='{label}' text-column='{text}'."
+    )
+
+
+def _said(tables: list[Table], classes: int) -> str:
+    parts = [f"{len(table.examples):,} in {table.path.name}" for table in tables]
+    held_out = "" if len(tables) > 1 else ", a fifth of them held out as test set"
+    return f"tsv: sentences of {classes} classes, {' and '.join(parts)}{held_out}"
+
+
+def _columns_said(columns: Columns) -> list[str]:
+    if not columns.names and not columns.chosen:
+        return []
+    names = columns.names or tuple(str(number + 1) for number in range(columns.count))
+    used = {columns.label, columns.text}
+    unused = [name for place, name in enumerate(names) if place not in used]
+    rest = f", not used: {', '.join(map(repr, unused))}" if unused else ""
+    header = "the first line is a header: " if columns.names else ""
+    return [f"{header}label {names[columns.label]!r}, text {names[columns.text]!r}{rest}"]

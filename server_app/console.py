@@ -54,6 +54,26 @@ def clients_table(infos: Mapping[int, ClientInfo]) -> str:
     return text + (f"\n  and {hidden} more, see clients.csv" if hidden else "")
 
 
+def data_lines(infos: Mapping[int, ClientInfo]) -> list[str]:
+    """Return what clients read their own files as and left out, a line for each who differ."""
+    readers: dict[str, list[int]] = {}
+    for client in sorted(infos):
+        if infos[client].data_notes:
+            readers.setdefault(infos[client].data_notes, []).append(client)
+    lines = []
+    for notes, clients in list(readers.items())[:SHOWN_CLIENTS]:
+        who = "all clients" if len(clients) == len(infos) else _listed(clients)
+        lines.append(f"  data of {who}: {notes}")
+    hidden = len(readers) - len(lines)
+    return lines + [f"  and {hidden} more, see clients.csv"] * bool(hidden)
+
+
+def _listed(clients: Sequence[int]) -> str:
+    shown = ", ".join(map(str, clients[:5]))
+    more = f" and {len(clients) - 5} more" if len(clients) > 5 else ""
+    return f"client{'s' if len(clients) > 1 else ''} {shown}{more}"
+
+
 def _task_column(
     infos: Mapping[int, ClientInfo], shown: Sequence[ClientInfo]
 ) -> dict[str, list[object]]:

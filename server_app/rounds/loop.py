@@ -102,6 +102,8 @@ class RoundLoop:
         (self.directory.path / "summary.json").unlink(missing_ok=True)  # of an earlier end
         self._note_roster_problems(done)
         say(console.clients_table(self.strategy.clients))
+        for line in console.data_lines(self.strategy.clients):
+            say(line)
         if self.run.sample_fraction < 1:
             say("clients that have not trained yet are evaluated with their initial models")
         result = Result()

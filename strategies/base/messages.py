@@ -47,6 +47,8 @@ class ClientInfo:
         What the client learns (`data.tasks`), and the metric its main score is named by.
     public_hash : str
         Stands for the public data it has, item by item; empty where the method needs none.
+    data_notes : str
+        What its own files were read as and what was left out; empty for a published data set.
     """
 
     client_id: int
@@ -68,6 +70,7 @@ class ClientInfo:
     task: str = "classification"
     metric: str = "accuracy"
     public_hash: str = ""
+    data_notes: str = ""
 
     def to_record(self) -> ConfigRecord:
         """Return it as a record."""

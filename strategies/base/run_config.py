@@ -51,6 +51,10 @@ class RunConfig:
         Where the files of the data set are.
     image_size
         Side in pixels to which images and masks are resized; 0 keeps the data set's own.
+    label_column
+        Which column of a `tsv` file is the label; empty: found by the header, else the first.
+    text_column
+        Which column of a `tsv` file is the sentence; empty: found by the header, else the rest.
     subset
         Share of every class that is used, of training and test examples alike.
     partition
@@ -143,6 +147,8 @@ class RunConfig:
     dataset: str = option("digits", *DATASETS)
     data_dir: str = option("", hint="a text: a folder; empty: the standard places, then a download")
     image_size: int = option(0, minimum=0, maximum=1024)
+    label_column: str = option("", hint="a text: a name in the header, or a number from 1")
+    text_column: str = option("", hint="a text: a name in the header, or a number from 1")
     subset: float = option(1.0, above=0, maximum=1)
     partition: str = option("dirichlet", *PARTITIONS)
     alpha: float = option(0.1, above=0)

@@ -10,6 +10,7 @@ import pytest
 from server_app.console import (
     clients_table,
     closing_lines,
+    data_lines,
     final_table,
     human,
     percent,
@@ -33,6 +34,19 @@ def test_tables_align_numbers_right_and_texts_left() -> None:
 )
 def test_percent(value: float | None, text: str) -> None:
     assert percent(value) == text
+
+
+def test_what_clients_read_is_said_once_for_those_alike() -> None:
+    infos = {i: a_client_info(i, data_notes="left out: 1 file") for i in range(8)}
+    assert data_lines(infos) == ["  data of all clients: left out: 1 file"]
+    infos[7] = a_client_info(7, data_notes="all read")
+    assert data_lines(infos) == [
+        "  data of clients 0, 1, 2, 3, 4 and 2 more: left out: 1 file",
+        "  data of client 7: all read",
+    ]
+    many = {i: a_client_info(i, data_notes=str(i)) for i in range(25)}
+    assert data_lines(many)[-1] == "  and 5 more, see clients.csv"
+    assert data_lines({0: a_client_info(0)}) == []
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,8 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "dataset": (["mnist", 1, ""], "one of digits, fashion-mnist"),
     "data-dir": ([1, None, True], "a text"),
     "image-size": ([-1, 4096, 32.0, True, "32"], "an integer of at least 0 and at most 1024"),
+    "label-column": ([1, None, True], "a name in the header, or a number from 1"),
+    "text-column": ([2, None, True], "a name in the header, or a number from 1"),
     "subset": ([0, 1.5, -1, "1", math.nan, True], "a number above 0 and at most 1"),
     "partition": (["dirichlet ", 0], "one of dirichlet, pathological, class-shares, iid"),
     "alpha": ([-1, 0, math.inf, math.nan, "0.1", True], "a number above 0"),

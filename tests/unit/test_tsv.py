@@ -1,5 +1,6 @@
 """Labelled sentences in tab-separated files."""
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,148 @@ def test_errors_name_file_and_line(tmp_path, content, expected):
         open_tsv(tmp_path / "d")
     assert expected in str(caught.value)
     assert str(path) in str(caught.value)
+
+
+def rows(*columns):
+    """Return 12 lines: the columns L (label), S (sentence), N (number) in the order given."""
+    made = []
+    for row in range(12):
+        cells = {"L": "ab"[row % 2], "S": f"sentence {row}", "N": str(row), "E": "en"}
+        made.append("\t".join(cells[column] for column in columns))
+    return "\n".join(made) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("header", "columns", "keys"),
+    [
+        ("sentence\tlabel", "SL", {}),
+        ("Text\tCategory", "SL", {}),
+        ("id\tclass label\treview\tlanguage", "NLSE", {}),
+        ("stars\treview", "LS", {}),
+        ("sentiment\twords", "LS", {}),
+        ("words\tsentiment", "SL", {}),
+        ("Stimmung\tSatz", "LS", {"label_column": "stimmung", "text_column": "satz"}),
+        ("Satz\tStimmung", "SL", {"label_column": "Stimmung"}),
+        ("id\ttitle\ttext\tlabel", "NESL", {"text_column": "text"}),
+        ("sentence\tlabel", "SL", {"label_column": "2", "text_column": "1"}),
+        (None, "SL", {"label_column": "2", "text_column": "1"}),
+        (None, "NSL", {"label_column": "3", "text_column": "2"}),
+        (None, "SL", {"text_column": "1"}),
+        ('"label"\t"text"', "LS", {}),
+    ],
+)
+def test_headers_and_keys_tell_which_column_is_which(tmp_path, header, columns, keys):
+    text = (f"{header}\n" if header else "") + rows(*columns)
+    texts = open_tsv(write(tmp_path / "all.tsv", text), **keys)
+    assert texts.class_names == ("a", "b")
+    assert sorted(texts.sentences) == sorted(f"sentence {row}" for row in range(12))
+    for sentence, label in zip(texts.sentences, texts.labels, strict=True):
+        assert int(sentence.split()[1]) % 2 == label
+
+
+def test_a_first_example_is_not_taken_for_a_header(tmp_path):
+    for text in ("a\tquestion\nb\tx\na\ty\n", "topic\tx\nb\ty\ntopic\tz\nb\tu\n"):
+        assert len(open_tsv(write(tmp_path / "all.tsv", text))) == text.count("\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "keys", "expected"),
+    [
+        (
+            rows("S", "L"),
+            {},
+            r"12 different labels in 12 lines.*'sentence 0' is the label of 'a'.*"
+            r"Column 2 has 2 different values.*label-column='2' text-column='1'",
+        ),
+        (
+            "Stimmung\tSatz\n" + rows("L", "S"),
+            {},
+            r"first line of .* is 'Stimmung', 'Satz'.*"
+            r"label-column='Stimmung' text-column='Satz'.*label-column='1' text-column='2'",
+        ),
+        (rows("N", "L", "S"), {}, r"3 columns and no header.*1 '0', 2 'a', 3 'sentence 0'"),
+        (
+            "id\ttitle\ttext\tlabel\n" + rows("N", "E", "S", "L"),
+            {},
+            r"several columns that may be meant: .*; set text-column",
+        ),
+        ("id\tlabel\twords\n" + rows("N", "L", "S"), {}, r"the sentence is not known.*text-column"),
+        (rows("L", "S"), {"label_column": "mood"}, r"label-column='mood'.*names of its header"),
+        (rows("L", "S"), {"label_column": "3"}, r"label-column='3'.*number from 1 to 2"),
+        (rows("N", "L", "S"), {"label_column": "2"}, r"text-column is not set"),
+        (rows("L", "S"), {"label_column": "1", "text_column": "1"}, r"are both column 1"),
+        ("label\tid\ttext\na\t1\tx\nb\t2\n", {}, r"line 3 is .*3 columns as the first one is"),
+        ("a,good film\nb,bad film\n", {}, r"line 1 is .*separated by commas \(CSV\).*excel-tab"),
+        ("label;text\na;x\n", {}, r"separated by semicolons"),
+    ],
+)
+def test_what_cannot_be_told_apart_names_the_first_lines_and_the_remedy(
+    tmp_path, text, keys, expected
+):
+    path = write(tmp_path / "all.tsv", text)
+    with pytest.raises(DataError, match=expected) as caught:
+        open_tsv(path, **keys)
+    assert str(path) in str(caught.value)
+
+
+def test_unique_labels_are_accepted_where_the_user_named_the_columns(tmp_path):
+    path = write(tmp_path / "all.tsv", rows("S", "L"))
+    assert open_tsv(path, label_column="1", text_column="2").num_classes == 12
+
+
+def test_quoted_cells(tmp_path):
+    text = (
+        'label\ttext\na\t"says ""no"", twice"\nb\t"over\ntwo lines"\na\t"a\ttab"\n'
+        'b\t"open quote\na\t"great" he said\nb\t5" wide\n'
+    )
+    texts = open_tsv(write(tmp_path / "d/train.tsv", text + "\n"))
+    assert sorted(texts.sentences) == [
+        '"great" he said', '"open quote', '5" wide', "a\ttab", "over\ntwo lines",
+        'says "no", twice',
+    ]  # fmt: skip
+    swapped = 'text\tlabel\n"a\ttab"\tx\nplain\ty\n'
+    assert sorted(open_tsv(write(tmp_path / "s.tsv", swapped)).sentences) == ["a\ttab", "plain"]
+
+
+def test_labels_that_differ_in_case_or_blanks_are_one_class(tmp_path):
+    text = "Good\tx\ngood \ty\ngood\tz\nBAD\tu\nbad\tv\nCafe\u0301\tw\nCaf\u00e9\tq\n"
+    texts = open_tsv(write(tmp_path / "all.tsv", text))
+    assert texts.num_classes == 3
+    assert texts.class_names[1:] == ("Cafe\u0301", "good")
+    assert np.bincount(texts.labels).tolist() == [2, 2, 3]
+    assert "labels that differ in case only are one class: 'Good', 'good'; " in texts.notes[-1]
+
+
+def test_a_test_file_has_its_own_header_or_none(tmp_path):
+    write(tmp_path / "d/train.tsv", "text\tlabel\nx\ta\ny\tb\n")
+    for content in ("z\ta\n", "text\tlabel\nz\ta\n", "label\ttext\na\tz\n"):
+        write(tmp_path / "d/test.tsv", content)
+        texts = open_tsv(tmp_path / "d")
+        assert list(texts.sentences) == ["x", "y", "z"]
+        assert texts.labels.tolist() == [0, 1, 0]
+    assert texts.notes[:2] == (
+        "tsv: sentences of 2 classes, 2 in train.tsv and 1 in test.tsv",
+        "the first line is a header: label 'label', text 'text'",
+    )
+
+
+def test_a_csv_file_in_its_place_is_named(tmp_path):
+    write(tmp_path / "d/train.csv", "label,text\na,x\n")
+    with pytest.raises(DataError, match=r"no train\.tsv found.*There is .*train\.csv: save it"):
+        open_tsv(tmp_path / "d")
+
+
+def test_many_lines_and_labels_take_seconds(tmp_path):
+    lines = [f"label {row // 10}\tsentence {row}" for row in range(50_000)]
+    path = write(tmp_path / "all.tsv", "\n".join(lines))
+    start = time.perf_counter()
+    assert open_tsv(path).num_classes == 5_000
+    assert time.perf_counter() - start < 20
+    path.write_text("\n".join(f"label {row}\tx" for row in range(21_000)))
+    with pytest.raises(DataError, match=r"21000 different labels in 21000 lines"):
+        open_tsv(path)
+    with pytest.raises(DataError, match=r"21,000 different labels, at most 20,000"):
+        open_tsv(path, label_column="1", text_column="2")
 
 
 def test_missing_files_are_looked_for_and_named(tmp_path, monkeypatch):
