@@ -97,7 +97,7 @@ class Backbone(nn.Module):
 
 
 class SplittableBackbone(Backbone):
-    """A backbone that FedIN can cut after its stem (methods.md 3(6)).
+    """A backbone that FedIN can cut after its stem.
 
     Subclasses give `stem` and `body`; ``forward`` is their composition. The stem has the same
     architecture in the whole family, so its outputs can be exchanged between members.

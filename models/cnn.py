@@ -1,7 +1,7 @@
 """Small convolutional networks: FedAvgCNN and CNN-1 to CNN-5.
 
 Sources: FedAvgCNN as in HtFLlib (FedRE's experiments); CNN-1 to CNN-5 of FedMRL (NeurIPS 2024,
-arXiv 2406.00488) and FedGH. Exact parameter counts are in methods.md 0.6.
+arXiv 2406.00488) and FedGH. Exact parameter counts are in tests/unit/test_models_counts.py.
 """
 
 from __future__ import annotations

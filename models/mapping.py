@@ -1,7 +1,7 @@
 """FedRE's representation mapping RM: raw features ``(N, L)`` to the common width ``(N, d)``.
 
-Source: FedRE (CVPR 2026, arXiv 2511.22265), methods.md section 1. Published accuracy on CIFAR-100
-(practical split): AP 46.36, MP 45.97, FC 44.53.
+Source: FedRE (CVPR 2026, arXiv 2511.22265). Published accuracy on CIFAR-100 (practical split): AP
+46.36, MP 45.97, FC 44.53.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """ResNets that FedIN can cut, at any depth and width.
 
 Sources: He et al., Deep Residual Learning (CVPR 2016); the family of five of FedIN (arXiv
-2304.00759), methods.md 0.6(d). Names, shapes and initialisation of the parameters are
-torchvision's, so its checkpoints load; every key of a shallower net of the family exists, with the
-same shape, in every deeper one. Written out here because the family needs depths, widths and a cut
-that torchvision does not offer.
+2304.00759). Names, shapes and initialisation of the parameters are torchvision's, so its
+checkpoints load; every key of a shallower net of the family exists, with the same shape, in every
+deeper one. Written out here because the family needs depths, widths and a cut that torchvision does
+not offer.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Sources: FedMRL (NeurIPS 2024, arXiv 2406.00488) takes CNN-5, in model-homogeneous runs CNN-1, with
 the last hidden layer narrowed to its width d1; HtFLlib (FedRE's comparison) takes FedAvgCNN with
-its 512 features pooled to d1. Parameter counts for 3x32x32 images are in methods.md 2(3).
+its 512 features pooled to d1. Parameter counts for 3x32x32 images are in
+tests/unit/test_models_small.py.
 """
 
 from __future__ import annotations

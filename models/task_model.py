@@ -1,9 +1,9 @@
 """A client's model for any task: encoder, projection for alignment, and the task's head.
 
-Source: FedMuscle (ICLR 2026, arXiv 2602.01626), methods.md section 4. There the model of user n is
-its representation model w^n (`TaskModel.encoder` and `TaskModel.projection`) and its task head
-phi^n (`TaskModel.head`). Where the projection sits is not in the paper: here it hangs beside the
-head, which reads the encoder's own feature, unless ``in_path`` is set.
+Source: FedMuscle (ICLR 2026, arXiv 2602.01626). There the model of user n is its representation
+model w^n (`TaskModel.encoder` and `TaskModel.projection`) and its task head phi^n
+(`TaskModel.head`). Where the projection sits is not in the paper: here it hangs beside the head,
+which reads the encoder's own feature, unless ``in_path`` is set.
 """
 
 from __future__ import annotations

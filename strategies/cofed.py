@@ -1,12 +1,12 @@
 """CoFED: users label public items for each other, by the names of their classes.
 
-Source: CoFED (Cao et al., 2023: co-training across unlike models and label spaces); methods.md
-5.D. Users train locally. Then, once, every user names the public items it is sure of: item x gets
-its first class where the first probability exceeds the second by `margin`. The server gives item
-u the class c if votes(u, c) / (number of users whose label space has c) > `agreement`, classes
-being the same where their names are. Every user receives the items of its own classes, drops those
-with more than one of them, and from then on trains on its own and the pseudo-labelled items, with
-class weights 1 / count, the largest scaled to 1.
+Source: CoFED (Cao et al., 2023: co-training across unlike models and label spaces). Users train
+locally. Then, once, every user names the public items it is sure of: item x gets its first class
+where the first probability exceeds the second by `margin`. The server gives item u the class c if
+votes(u, c) / (number of users whose label space has c) > `agreement`, classes being the same where
+their names are. Every user receives the items of its own classes, drops those with more than one of
+them, and from then on trains on its own and the pseudo-labelled items, with class weights 1 /
+count, the largest scaled to 1.
 
 The round of the exchange takes two: votes up, then labels down and training with them. All other
 rounds are local training without arrays. A user that misses the exchange trains on alone.

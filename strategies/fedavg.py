@@ -3,10 +3,10 @@
 McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data (AISTATS
 2017); by layer over unlike depths as in the comparison of FedIN (arXiv 2304.00759, Eq. 19).
 
-Order of a round on a client: load the received weights of its own architecture, train E epochs
-with cross entropy, send the weights. The server holds one tensor of every name (see
-`base.layerwise`) and replaces each by its mean over the round's clients that have it; a layer that
-nobody in the round has stays as it is. Nothing of a client survives a round.
+Order of a round on a client: load the received weights of its own architecture, train E epochs with
+cross entropy, send the weights. The server holds one tensor of every name (see `common.layerwise`)
+and replaces each by its mean over the round's clients that have it; a layer that nobody in the
+round has stays as it is. Nothing of a client survives a round.
 
 Scalars: |w_k| up and down, the parameters of the client's architecture. Evaluated: the aggregated
 model of every architecture, before local training; with `test-split = "global"` on one client of

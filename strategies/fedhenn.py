@@ -1,10 +1,10 @@
 """FedHeNN: clients of unlike models agree on how similar any two public items are.
 
-Source: FedHeNN (Makhija et al., 2022); methods.md 5.D. In every round the server draws l public
-items, the alignment set I_t, the same for all clients. Each client sends the Gram matrix
-K_k = Z Z^T of its own representations Z (l, L_k) of them, the server averages, and each client
-trains with CE + eta_t (1 - CKA(K_k, K-bar)), eta_t = eta_0 sqrt(t), the gradient flowing through
-its own K_k. Widths L_k may differ, since only (l, l) matrices are compared.
+Source: FedHeNN (Makhija et al., 2022). In every round the server draws l public items, the
+alignment set I_t, the same for all clients. Each client sends the Gram matrix K_k = Z Z^T of its
+own representations Z (l, L_k) of them, the server averages, and each client trains with CE + eta_t
+(1 - CKA(K_k, K-bar)), eta_t = eta_0 sqrt(t), the gradient flowing through its own K_k. Widths L_k
+may differ, since only (l, l) matrices are compared.
 
 A round takes two exchanges: the Gram matrices come first, then their mean goes out and clients
 train. In round 1, t = 0 and eta_t = 0: it is one exchange of plain local training.
@@ -15,7 +15,8 @@ Where the code departs from the released code, and why:
 - The released code compares all l items in every step. `step_items` compares a random part
   instead; the cost of a step grows with it, and 0 is all.
 - Any task: CE stands for the task's own loss.
-- BatchNorm uses its running statistics on public items and keeps them: methods.md 4.14.
+- BatchNorm uses its running statistics on public items and keeps them, so that public
+  statistics do not replace local ones.
 """
 
 from __future__ import annotations

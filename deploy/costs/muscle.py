@@ -1,13 +1,13 @@
 """FedMuscle's cost of communication: what the paper sends beside what is sent here.
 
 The paper's server sends a user, in every contrastive step, the sums of all B^M tuples of the M
-others' representations and a weight each: (d + 1) B^M scalars. Here it sends the M matrices
-(M, B, d), which give the same loss (methods.md 4.11). The figures of this side are those of real
-payloads: a server half with the representations of enough users builds and packs them.
+others' representations and a weight each: (d + 1) B^M scalars. Here it sends the M matrices (M, B,
+d), which give the same loss (see `strategies.fedmuscle`). The figures of this side are those of
+real payloads: a server half with the representations of enough users builds and packs them.
 
 The paper publishes gigabytes a round and user for M = 1, 3 and 5. They fit B^M d + B d scalars a
 step with B = 20 and T x d x (bytes of a scalar) = 128,000, for example T = 125 steps with d = 256
-and 4 bytes (methods.md 4.13).
+and 4 bytes.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def _only(found: Evaluations, clients: Mapping[int, ClientTask]) -> Evaluations:
 class Delta:
     """Relative change of the last main scores against a reference run, in percent.
 
-    100 (a_n - a_n^ref) / a_n^ref for each client n, as FedMuscle's tables have it (methods.md 4.9);
+    100 (a_n - a_n^ref) / a_n^ref for each client n, as FedMuscle's tables have it;
     every client counts alike, and clients of unlike metrics may be averaged, because the changes
     have no unit.
 

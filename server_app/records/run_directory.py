@@ -61,7 +61,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 class RunDirectory:
-    """`<output-dir>/<run-name>/` of design.md section 5.
+    """`<output-dir>/<run-name>/`: its files, its lock and how the run ended.
 
     Attributes
     ----------

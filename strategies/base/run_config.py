@@ -328,13 +328,13 @@ def parse_run_config(values: Mapping[str, object]) -> RunConfig:
         try:
             resolve_models(run.models)
         except ModelError as error:
-            accepted = "expected a group, a comma list to cycle over, or pairs id=name"
-            raise ConfigError(f"models = {run.models!r}: {accepted}; {error}") from error
+            forms = "a group, a comma list to cycle over, or pairs id=name"
+            raise ConfigError(f"models = {run.models!r}: expected {forms}; {error}") from error
     try:
         tasks = parse_tasks(run.tasks)
     except DataError as error:
-        accepted = "expected a group of tasks, or a comma list to cycle over"
-        raise ConfigError(f"tasks = {run.tasks!r}: {accepted}; {error}") from error
+        forms = "a group of tasks, or a comma list to cycle over"
+        raise ConfigError(f"tasks = {run.tasks!r}: expected {forms}; {error}") from error
     if tasks and not run.chosen_method.any_task:
         able = [name for name in method_names() if get_method(name).any_task]
         raise ConfigError(

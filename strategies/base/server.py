@@ -72,7 +72,7 @@ class ServerHalf(Strategy, Generic[ServerState]):
 
     @abstractmethod
     def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
-        """Fold the round's valid uplinks into the state and return metrics of the server.
+        """Aggregate the round's valid uplinks into the state and return metrics of the server.
 
         `updates` yields at least one update, in ascending client id, each as soon as it and all
         before it have arrived, so that a method can aggregate without holding them all. Read it to

@@ -1,10 +1,10 @@
 """Weights shared by layer inside a family of architectures: options, payload, states, client half.
 
-The base of the methods that exchange the client's whole model (methods.md 5.C): every client sends
-the weights of its own architecture, and the server keeps one tensor of every name, so that a
-shallow network's layers are averaged with the same layers of deeper ones (FedIN, arXiv 2304.00759,
-Eq. 19). Where architectures do not nest, means are taken within each architecture (Eq. 20, 21).
-The server half is in `layerwise_server`.
+The base of the methods that exchange the client's whole model: every client sends the weights of
+its own architecture, and the server keeps one tensor of every name, so that a shallow network's
+layers are averaged with the same layers of deeper ones (FedIN, arXiv 2304.00759, Eq. 19). Where
+architectures do not nest, means are taken within each architecture (Eq. 20, 21). The server half is
+in `layerwise_server`.
 
 BatchNorm's running statistics are averaged like weights and its batch counter keeps its maximum,
 unless they stay on the client (`buffers = "local"`). They count on the wire, not in the paper's

@@ -99,7 +99,7 @@ class LayerwiseServer(ServerHalf[T], Generic[T]):
         }
 
     def average(self, updates: Iterable[ClientUpdate]) -> None:
-        """Fold the round's weights into the state; an entry that nobody sent stays as it is."""
+        """Aggregate the round's weights; an entry that nobody sent stays as it is."""
         mean = RunningMean()
         for update in updates:
             mean.add(self.received(update), update.num_examples if self.weighted else 1)

@@ -23,7 +23,7 @@ if that is one pair) and leaves BatchNorm's running statistics alone; no client 
 while there are others; with `feature-batches` = n, n batches go both ways and take turns over the
 steps. +Noise: s + level * sigma(s) * z on s_in and s_out, in training or the sent copy alone.
 
-Unlike stems or feature widths, the paper's outlook, meet in a common space (`base.projections`):
+Unlike stems or feature widths, the paper's outlook, meet in a common space (`projections`):
 IN training is MSE(Q f(A'(s_in)), s_out), weights are averaged within each architecture. Trainable
 projections learn from the local loss through them, never from G_IN, which a collapse would please.
 """

@@ -2,7 +2,7 @@
 
 Wu et al., "Communication-efficient federated learning via knowledge distillation", Nature
 Communications 13, 2022. The teacher is the client's own model, of any architecture; the student
-theta is small, common and averaged; its updates travel as truncated SVDs (`base.lowrank`).
+theta is small, common and averaged; its updates travel as truncated SVDs (`low_rank`).
 
 Uplink, per participant and round: for each tensor of theta q (rows + cols + 1) scalars, or the
 tensor where that is not less. Downlink: the mean update, compressed in the same way, or all of

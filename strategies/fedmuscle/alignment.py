@@ -1,4 +1,4 @@
-"""Contrastive steps on public items: methods.md 4(6)B, for FedMuscle and its alternatives."""
+"""Contrastive steps on public items, for FedMuscle and its alternatives."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Losses that align one model's representations with those of others, item by item.
 
 Sources: FedMuscle (ICLR 2026, arXiv 2602.01626) for the Muscle loss, InfoNCE (van den Oord 2018),
-GRAM (Cicchetti 2025) and SimCLR's NT-Xent (Chen 2020); methods.md 4.11, 4.12 and 5.D. In all of
-them ``anchor`` is the own representations z^n (B, d) and ``others`` those of M other users
-(M, B, d), all rows of unit length; row i everywhere belongs to the same public item. Gradients
-flow through ``anchor`` alone. Half precision is computed in float32, float64 stays.
+GRAM (Cicchetti 2025) and SimCLR's NT-Xent (Chen 2020). In all of them ``anchor`` is the own
+representations z^n (B, d) and ``others`` those of M other users (M, B, d), all rows of unit length;
+row i everywhere belongs to the same public item. Gradients flow through ``anchor`` alone. Half
+precision is computed in float32, float64 stays.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """FedMuscle: users of unlike models and tasks align their representations of public items.
 
-Source: FedMuscle (ICLR 2026, arXiv 2602.01626); methods.md section 4. Local training is each
-user's own task. Then, in T contrastive steps on batches I_t of a public, unlabelled set that all
-users hold item by item, every user moves its representations z_i^n towards those of M other users
-by the Muscle loss, an N-tuple contrastive loss. The theta^n = (w^n, phi^n) of a user is its
-`TaskModel`: w^n is encoder and projection, phi^n the task's head.
+Source: FedMuscle (ICLR 2026, arXiv 2602.01626). Local training is each user's own task. Then, in T
+contrastive steps on batches I_t of a public, unlabelled set that all users hold item by item, every
+user moves its representations z_i^n towards those of M other users by the Muscle loss, an N-tuple
+contrastive loss. The theta^n = (w^n, phi^n) of a user is its `TaskModel`: w^n is encoder and
+projection, phi^n the task's head.
 
 A round takes two exchanges (`exchange = "batch"`): after local training every user sends the
 representations of all T batches (T B, d); then it receives those of M users (M, T B, d), drawn
@@ -14,7 +14,7 @@ carries the others' representations of I_t and the indices of I_{t+1}.
 
 Where the code departs from the paper, and why:
 - The paper's server sends the sums of all B^M tuples and their weights, (d + 1) B^M numbers a
-  step. The M matrices give the same loss exactly in M B d numbers (methods.md 4.11).
+  step. The M matrices give the same loss exactly in M B d numbers.
 - E, T, R, the optimiser, and where the projection sits are not in the sources: one local epoch,
   one pass over the public set, AdamW, the head reads the encoder's feature (`projection`).
 - Users are evaluated after local training (`evaluate_after`): when is not in the sources.

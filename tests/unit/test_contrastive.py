@@ -27,7 +27,7 @@ def units(*shape: int, seed: int = 0) -> Tensor:
 
 
 def brute_force(anchor: Tensor, others: Tensor, two: Tensor, one: Tensor) -> Tensor:
-    """methods.md 4.11 word by word: alpha_j over ordered pairs, all tuples, one anchor at a time.
+    """The definition word by word: alpha_j over ordered pairs, all tuples, one anchor at a time.
 
     `two` holds tau^(N) of all pairs, the anchor first; `one` tau^(N-1) of the others' pairs.
     """

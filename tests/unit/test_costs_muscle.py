@@ -1,4 +1,4 @@
-"""FedMuscle's cost table: methods.md 4(4) and 4.13, on real payloads."""
+"""FedMuscle's cost table, the paper's side and this one's, on real payloads."""
 
 from __future__ import annotations
 

@@ -72,3 +72,14 @@ def test_files_that_are_named_exist(document: Path) -> None:
     tops = "|".join(map(re.escape, FOLDERS))
     for name in re.findall(rf"(?<![\w/.-])(?:{tops})/[\w./-]+\.\w+", text_of(document)):
         assert (ROOT / name).exists(), name
+
+
+def test_documents_that_the_code_names_exist() -> None:
+    """By their path below the root, or as a neighbour of the file that names them."""
+    for top in FOLDERS:
+        for source in (ROOT / top).rglob("*.py"):
+            for name in re.findall(
+                r"(?<![\"'\w/.*>-])[\w./-]+\.md\b", source.read_text(encoding="utf-8")
+            ):
+                places = (ROOT / name, source.parent / name)
+                assert any(place.is_file() for place in places), f"{source}: {name}"

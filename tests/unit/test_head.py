@@ -47,7 +47,7 @@ def test_arguments_are_not_changed_and_results_are_not_aliased() -> None:
 
 
 def test_soft_cross_entropy_is_the_weighted_sum_of_hard_ones() -> None:
-    """Golden property 2 of methods.md section 7, on loss and gradient."""
+    """Soft labels weigh the classes as FedRE's server has it, on loss and gradient."""
     draw = generator(3)
     weight, bias = torch.randn(5, 4, generator=draw), torch.randn(5, generator=draw)
     x = torch.randn(6, 4, generator=draw)

@@ -120,7 +120,7 @@ def test_the_last_scores_are_of_the_closing_evaluation(tmp_path: Path) -> None:
 
 
 def test_delta_of_the_published_users(tmp_path: Path) -> None:
-    """methods.md 4.9: 42.17 to 46.33 is +9.9 %, 24.77 to 36.67 +48.0 %, 43.77 to 66.57 +52.1 %."""
+    """FedMuscle: 42.17 to 46.33 is +9.9 %, 24.77 to 36.67 +48.0 %, 43.77 to 66.57 +52.1 %."""
     published(tmp_path / "alone", LOCAL, method="local")
     summary = published(tmp_path / "together", FEDMUSCLE, local_run="alone")
     delta = summary["delta"]

@@ -1,4 +1,4 @@
-"""Parameter counts, key sets and shapes that the papers publish (methods.md 0.6, 3 and 7)."""
+"""Parameter counts, key sets and shapes that the papers publish."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedRE's representation mapping against the formula of methods.md section 1."""
+"""FedRE's representation mapping against the formula of its paper."""
 
 from __future__ import annotations
 

@@ -722,7 +722,7 @@ def test_random_values_are_refused_or_well_formed() -> None:
     assert refused > 20
 
 
-# Cards ------------------------------------------------------------------------------------------
+# Client information -----------------------------------------------------------------------------
 
 
 def a_client_info() -> ClientInfo:

@@ -1,4 +1,4 @@
-"""The run-config: every key of design.md section 4 is checked before any data is loaded."""
+"""The run-config: every key is checked before any data is loaded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def refused(values: dict[str, Any]) -> str:
     return text
 
 
-# For every key: values of a wrong type or out of range, and what the error must say is accepted.
+# For every key: values of a wrong type or out of range, and what the error must say is expected.
 REFUSED: dict[str, tuple[list[Any], str]] = {
     "method": (["fedfomo", "FedRE", ""], "one of .*fedre"),
     "dataset": (["mnist", 1, ""], "one of digits, fashion-mnist"),

@@ -1,4 +1,4 @@
-"""What users of other libraries reported (user_asks.md), tried on whole runs of this one."""
+"""What users of other libraries reported, tried on whole runs of this one."""
 
 from __future__ import annotations
 

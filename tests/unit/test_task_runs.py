@@ -59,7 +59,7 @@ def test_means_are_taken_within_a_task(pair: tuple[Outcome, Outcome]) -> None:
 
 
 def test_delta_is_the_mean_relative_change_by_client(pair: tuple[Outcome, Outcome]) -> None:
-    """Delta(%) = (100 / N) sum (a_n - a_n^local) / a_n^local, methods.md 4(9)."""
+    """Delta(%) = (100 / N) sum (a_n - a_n^local) / a_n^local, as in FedMuscle."""
     local, muscle = pair
     assert local.summary["delta"] is None
     delta = muscle.summary["delta"]

@@ -274,7 +274,7 @@ def test_questions_of_the_roll_call_take_no_room() -> None:
 
 
 @pytest.mark.parametrize("window", [W, None])
-def test_nothing_keeps_an_update_that_was_folded(
+def test_nothing_keeps_an_update_that_was_aggregated(
     monkeypatch: pytest.MonkeyPatch, window: int | None
 ) -> None:
     """Neither the update, nor its arrays, nor the message they came in, from the first one on."""
@@ -282,7 +282,7 @@ def test_nothing_keeps_an_update_that_was_folded(
     grid = CountingGrid()
     aggregated = []
 
-    def fold(inner: Aggregate) -> Aggregate:
+    def counted(inner: Aggregate) -> Aggregate:
         def aggregate(server_round: int, updates: Iterator[ClientUpdate]) -> dict[str, float]:
             for _ in range(10):
                 update = next(updates)
@@ -298,5 +298,5 @@ def test_nothing_keeps_an_update_that_was_folded(
 
         return aggregate
 
-    a_round(grid, range(10), range(10, 20), aggregate=fold)
+    a_round(grid, range(10), range(10, 20), aggregate=counted)
     assert aggregated == list(range(10))
