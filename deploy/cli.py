@@ -89,7 +89,9 @@ def _check(options: argparse.Namespace) -> int:
         raise ConfigError(f"{options.directory}: there is no run here (no config.json)")
     info = json.loads(path.read_text(encoding="utf-8"))
     status, reason = info["status"], f": {info['reason']}" if info.get("reason") else ""
-    if status == RUNNING and not is_in_use(options.directory):  # killed
+    if is_in_use(options.directory):  # also one that is being resumed
+        status, reason = RUNNING, ""
+    elif status == RUNNING:  # killed
         status, reason = INTERRUPTED, f": go on with resume='{info['run_name']}'"
     print(f"{info['run_name']}: {status}{reason}")
     return 0 if status == COMPLETED else 1

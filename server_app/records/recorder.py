@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +67,18 @@ class Recorder:
         self.latest: list[TaskScore] = []
         self.best: dict[str, float] = {}
 
-    def begin(self, keep_rounds: int) -> None:
+    def begin(self, keep_rounds: int, others: Mapping[Path, str] | None = None) -> None:
         """Make the files, or cut them back to `keep_rounds` finished rounds of a resumed run.
 
-        The closing evaluation of an earlier end is dropped: it is made again at the new end.
+        The closing evaluation of an earlier end is dropped: it is made again at the new end. If
+        anything fails, a full disk for one, all files stay as they were.
+
+        Parameters
+        ----------
+        keep_rounds : int
+            Rounds to keep; 0 for a new run.
+        others : Mapping of Path to str, optional
+            Texts of further files of the run, which take their places just before the records.
 
         Raises
         ------
@@ -83,8 +92,13 @@ class Recorder:
                 f"{path}: round {min(lost)} is not recorded, though there is a checkpoint after "
                 "it; the records are damaged, start a new run"
             )
-        for name, header in HEADERS.items():
-            self._cut_back(self.directory / name, header, keep_rounds)
+        with ExitStack() as files:  # all are written, then moved, the last one first
+            for name, header in HEADERS.items():
+                path = self.directory / name
+                _cut_back(path, files.enter_context(replacing(path)), header, keep_rounds)
+            for path, text in (others or {}).items():
+                partial = files.enter_context(replacing(path, durable=True))
+                partial.write_text(text, encoding="utf-8", newline="")
         self.tasks = read_tasks(self.directory)
         for row in iterate_rows(self.directory / "metrics.csv"):
             if row["client"] != "server":
@@ -180,19 +194,17 @@ class Recorder:
             # The checkpoint that follows is on the disk; what it follows must be, too.
             os.fsync(file.fileno())
 
-    def _cut_back(self, path: Path, header: Sequence[str], keep_rounds: int) -> None:
-        """Keep the header and the rows of finished rounds, closing evaluations left out."""
-        with (
-            replacing(path) as partial,
-            partial.open("w", newline="", encoding="utf-8") as file,
-        ):
-            writer = csv.DictWriter(file, header)
-            writer.writeheader()
-            for row in iterate_rows(path) if path.is_file() else ():
-                closing = row.get("phase") == "final" or row.get("closing") == "True"
-                closing = closing or "closing" in (row.get("purpose"), row.get("kind"))
-                if int(row["round"]) <= keep_rounds and not closing:
-                    writer.writerow(row)
+
+def _cut_back(path: Path, partial: Path, header: Sequence[str], keep_rounds: int) -> None:
+    """Write to `partial` the header and the finished rounds of `path`, without closing rows."""
+    with partial.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, header)
+        writer.writeheader()
+        for row in iterate_rows(path) if path.is_file() else ():
+            closing = row.get("phase") == "final" or row.get("closing") == "True"
+            closing = closing or "closing" in (row.get("purpose"), row.get("kind"))
+            if int(row["round"]) <= keep_rounds and not closing:
+                writer.writerow(row)
 
 
 def iterate_rows(path: Path) -> Iterator[dict[str, str]]:

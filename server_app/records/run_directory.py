@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import hashlib
 import io
 import json
 import os
@@ -71,6 +72,9 @@ class RunDirectory:
         The content of config.json.
     resumed : bool
         Whether the directory was there before.
+    begun : bool
+        Whether this run has written to it. A resumed one does so once nothing can refuse it, so
+        that a refusal leaves every file as it was.
     clients : dict of int to dict
         The rows of clients.csv by client id.
     """
@@ -79,6 +83,7 @@ class RunDirectory:
         self.path = path
         self.info = info
         self.resumed = resumed
+        self.begun = not resumed
         self.clients = _read_clients(path / "clients.csv") if resumed else {}
         self._lock = lock
 
@@ -110,7 +115,8 @@ class RunDirectory:
                 lock.release()
                 raise
             info["config"] = {**run.flat(), "run-name": name, "resume": ""}
-            directory = cls(path, info, lock, resumed=True)
+            info.pop("reason", None)  # of an earlier failure
+            return cls(path, info, lock, resumed=True)
         try:
             directory.set_status(RUNNING)
         except NotWrittenError as error:
@@ -125,9 +131,13 @@ class RunDirectory:
 
     def set_status(self, status: str, **facts: Any) -> None:
         """Write config.json with a new status, one of the module's constants, and facts."""
+        write_atomically(self.path / "config.json", self._with_status(status, **facts))
+
+    def _with_status(self, status: str, **facts: Any) -> str:
+        """Return the text of config.json with a new status and facts."""
         self.info.pop("reason", None)  # of an earlier failure, when the run goes on
         self.info |= {"status": status, **facts}
-        write_atomically(self.path / "config.json", json.dumps(self.info, indent=2) + "\n")
+        return json.dumps(self.info, indent=2) + "\n"
 
     def refuse(self, info: ClientInfo) -> str | None:
         """Return why a client cannot go on in this run: its data or model has changed."""
@@ -143,6 +153,21 @@ class RunDirectory:
 
     def write_clients(self, infos: Mapping[int, ClientInfo]) -> None:
         """Write clients.csv: the clients of this run so far, also those that are away."""
+        for path, text in self.texts(infos).items():
+            write_atomically(path, text)
+
+    def texts(self, infos: Mapping[int, ClientInfo]) -> dict[Path, str]:
+        """Return clients.csv and config.json of a running run with these clients, unwritten."""
+        pairs = "".join(f"{i}:{infos[i].data_hash};" for i in sorted(infos))
+        digest = hashlib.sha256(pairs.encode()).hexdigest()[:16]
+        return {
+            self.path / "clients.csv": self._clients_text(infos),
+            self.path / "config.json": self._with_status(
+                RUNNING, split_hash=digest, clients=len(infos)
+            ),
+        }
+
+    def _clients_text(self, infos: Mapping[int, ClientInfo]) -> str:
         for client_id, info in infos.items():
             values = [client_id, *dataclasses.astuple(info)[1:]]
             texts = [" ".join(map(str, v)) if isinstance(v, list) else str(v) for v in values]
@@ -151,7 +176,7 @@ class RunDirectory:
         writer = csv.DictWriter(table, CLIENT_COLUMNS)
         writer.writeheader()
         writer.writerows(row for _, row in sorted(self.clients.items()))
-        write_atomically(self.path / "clients.csv", table.getvalue())
+        return table.getvalue()
 
     def release(self) -> None:
         """Let another process use the directory."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import secrets
 from contextlib import nullcontext
@@ -36,7 +35,7 @@ def run_rounds(strategy: ServerHalf[Any], grid: Grid) -> Result:
     """Run a strategy from its registration to its report, resuming where the run-config says so.
 
     Whatever ends the run early, its records stay, config.json says "failed" or "interrupted" and
-    why, and a report is written of what there is.
+    why, and a report is written of what there is. A resume that is refused changes nothing.
     """
     check_local_run(strategy.run.run_root, strategy.run.local_run)
     directory = RunDirectory.open(strategy.run)
@@ -47,6 +46,9 @@ def run_rounds(strategy: ServerHalf[Any], grid: Grid) -> Result:
             result = loop.execute()
     except BaseException as error:
         status, reason = early_end(error, directory.name)
+        if not directory.begun:
+            say(f"wildflower: not resumed, run {directory.name} is as it was: {reason}")
+            raise
         say(f"wildflower: the run {'failed' if status == FAILED else 'was interrupted'}: {reason}")
         try:
             directory.set_status(status, reason=reason)
@@ -85,21 +87,9 @@ class RoundLoop:
         say(f"wildflower: run {self.directory.name} in {self.directory.path}")
         self.strategy.summary()
         self.roster.assemble()
-        self._record_clients()
         check_local_clients(self.run.run_root, self.run.local_run, self.strategy.clients)
         self.strategy.state = self.strategy.initial_state()
-        done = self.checkpoints.load_newest(self.strategy.state) if self.directory.resumed else 0
-        if done > self.run.num_rounds:
-            raise ConfigError(
-                f"num-rounds = {self.run.num_rounds}: expected at least {done}, the number of "
-                "rounds that the run to resume has finished"
-            )
-        if self.directory.resumed:
-            say(f"resuming after round {done}")
-        self.resumed_at = done
-        self.recorder.begin(keep_rounds=done)
-        self.divergence.begin()
-        (self.directory.path / "summary.json").unlink(missing_ok=True)  # of an earlier end
+        done = self._take_up()
         self._note_roster_problems(done)
         say(console.clients_table(self.strategy.clients))
         for line in console.data_lines(self.strategy.clients):
@@ -118,6 +108,28 @@ class RoundLoop:
             number = self.run.num_rounds
         self._close(number)
         return result
+
+    def _take_up(self) -> int:
+        """Go on from the newest checkpoint, or begin; return the number of finished rounds.
+
+        What may refuse a resume has been asked when the first file is changed.
+        """
+        done = self.checkpoints.load_newest(self.strategy.state) if self.directory.resumed else 0
+        if done > self.run.num_rounds:
+            raise ConfigError(
+                f"num-rounds = {self.run.num_rounds}: expected at least {done}, the number of "
+                "rounds that the run to resume has finished"
+            )
+        self.recorder.begin(done, self.directory.texts(self.strategy.clients))
+        self.directory.begun = True
+        self.checkpoints.set_aside_damaged()
+        (self.directory.path / "summary.json").unlink(missing_ok=True)  # of an earlier end
+        if self.directory.resumed:
+            say(f"resuming after round {done}")
+        self.resumed_at = done
+        self.divergence.begin()
+        self._tell_who_is_not_trained()
+        return done
 
     def report(self) -> None:
         """Write report.html from whatever records there are."""
@@ -141,7 +153,8 @@ class RoundLoop:
         others = [i for i in measuring if i not in set(participants)]
         outcome = self._exchanges(number, participants, others, tests)
         if infos != known:
-            self._record_clients()
+            self.directory.write_clients(infos)
+            self._tell_who_is_not_trained()
             say(f"joined: clients {sorted(i for i in infos if infos[i] != known.get(i))}")
         self._note_lost_states(outcome)
         self._note_divergence(outcome)
@@ -243,12 +256,8 @@ class RoundLoop:
             "keep-from": self.checkpoints.oldest(),
         }
 
-    def _record_clients(self) -> None:
+    def _tell_who_is_not_trained(self) -> None:
         infos = self.strategy.clients
-        self.directory.write_clients(infos)
-        pairs = "".join(f"{i}:{infos[i].data_hash};" for i in sorted(infos))
-        digest = hashlib.sha256(pairs.encode()).hexdigest()[:16]
-        self.directory.set_status("running", split_hash=digest, clients=len(infos))
         for client_id in sorted(infos):
             if infos[client_id].train_examples == 0:
                 say(f"client {client_id} has no training examples: it is evaluated, not trained")
