@@ -10,13 +10,8 @@ import numpy as np
 
 from data.dataset import load_images
 from data.image_dataset import Dataset, ImageDataset
-from data.partition import (
-    ClientIndices,
-    official_rows,
-    partition_indices,
-    purpose_seed,
-    take_out,
-)
+from data.official import official_rows, purpose_seed, validation_of
+from data.partition import ClientIndices, partition_indices
 from data.spec import DataError, DataSpec
 from data.split import Split
 from data.tasks import METRIC_OF
@@ -142,7 +137,8 @@ def load_device_data(spec: DataSpec) -> ClientData:
     """Open a device's own data, which is not shared out among clients.
 
     The dataset's training part (for `imagefolder`, `train/`) is the device's, its test part the
-    device's test set; `validation_fraction` is taken out of the training part at random.
+    device's test set; `validation_fraction` is taken out of the training part at random, unless
+    the data set brings a validation part (`val/`).
     `partition` and what belongs to it is not used.
 
     Parameters
@@ -183,7 +179,7 @@ def device_indices(spec: DataSpec, dataset: Dataset) -> ClientIndices:
     rows : ClientIndices
         All of the data set's rows that `subset` leaves.
     """
-    train, test = official_rows(spec, dataset)
+    train, held, test = official_rows(spec, dataset)
     generator = np.random.default_rng(purpose_seed(spec, "roles"))
-    rest, validation = take_out(train, spec.validation_fraction, generator)
+    rest, validation = validation_of(spec, train, held, held, generator)
     return ClientIndices(*(np.sort(part) for part in (rest, validation, test)))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data import coco, folders, scene_items, scenes, sources, texts, voc
+from data import coco, folders, scene_items, scenes, sources, texts, tiny_imagenet, voc
 from data.annotated import (
     AnnotatedDataset,
     RawAnnotated,
@@ -114,7 +114,7 @@ _BUILDERS: dict[str, Callable[[Path | None, int, Path], RawImages]] = {
     "cifar10": sources.cifar10,
     "cifar100": sources.cifar100,
     "svhn": sources.svhn,
-    "tiny-imagenet": folders.tiny_imagenet,
+    "tiny-imagenet": tiny_imagenet.tiny_imagenet,
     "imagefolder": folders.image_folder,
 }
 _ANNOTATED_BUILDERS: dict[str, Callable[[Path | None, int, Path], RawAnnotated]] = {
@@ -142,6 +142,8 @@ def _write(target: Path, name: str, raw: RawImages) -> None:
         "class_names": list(raw.class_names),
         "shape": list(raw.images.shape),
     }
+    if raw.validation_size:
+        meta["validation_size"] = raw.validation_size
     digest = hashlib.sha256(json.dumps(meta).encode())
     labels = raw.labels.astype("<i8")
     digest.update(labels.tobytes())
@@ -216,7 +218,9 @@ def _read(entry: Path, name: str) -> ImageDataset | TextDataset:
     if list(images.shape) != meta["shape"] or len(labels) != len(images):
         raise ValueError(f"{entry} is damaged")
     if "annotated" not in meta:
-        return ImageDataset(images=images, **common)
+        return ImageDataset(
+            images=images, validation_size=int(meta.get("validation_size", 0)), **common
+        )
     arrays: dict[str, Any] = dict(_annotations(entry, meta))
     _check(entry, list(arrays.values()), len(labels))
     return AnnotatedDataset(images=images, source=meta["source"], **common, **arrays)

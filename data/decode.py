@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,27 @@ from PIL import Image, UnidentifiedImageError
 from data.raw import create_image_file, thread_map
 from data.spec import DataError
 
+# Not opened: what runs another program or Windows only (PostScript, metafiles), what is stored
+# elsewhere, and containers of which Pillow knows the name but not the content.
+_NOT_OPENED = frozenset(("EPS", "WMF", "PDF", "MPEG", "BUFR", "GRIB", "HDF5"))
+
 _GRAYSCALE_MODES = frozenset({"1", "L", "LA", "La"})
 # Pillow clips these to 255 when converting, which would silently turn an image white.
 _DEEP_MODES = ("I", "F")
+
+
+@lru_cache(maxsize=1)
+def image_formats() -> tuple[str, ...]:
+    """Return the formats that are opened, by Pillow's names."""
+    Image.init()
+    return tuple(sorted(set(Image.OPEN) - _NOT_OPENED))
+
+
+@lru_cache(maxsize=1)
+def image_suffixes() -> frozenset[str]:
+    """Return the suffixes of files that are taken for images, in lower case."""
+    known = image_formats()
+    return frozenset(s for s, name in Image.registered_extensions().items() if name in known)
 
 
 def decode_images(

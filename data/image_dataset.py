@@ -27,6 +27,9 @@ class Dataset:
         16 hexadecimal digits of a SHA-256 over content; the same on every machine.
     notes : tuple[str, ...]
         What a user's own files were read as, and what was left out, in words.
+    validation_size : int
+        So many of the training rows, the last ones, are the official validation set; where it is
+        0, validation examples are drawn from the training rows.
     """
 
     name: str
@@ -35,6 +38,7 @@ class Dataset:
     class_names: tuple[str, ...]
     fingerprint: str
     notes: tuple[str, ...] = ()
+    validation_size: int = 0
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -48,6 +52,8 @@ class Dataset:
     def labels_digest(self) -> str:
         """Hash of all that a partition depends on: the labels and the official split."""
         digest = hashlib.sha256(str(self.train_size).encode())
+        if self.validation_size:
+            digest.update(f"|{self.validation_size}|".encode())
         digest.update(self.labels.astype("<i8").tobytes())
         return digest.hexdigest()[:16]
 
@@ -60,7 +66,7 @@ class ImageDataset(Dataset):
     ----------
     images : NDArray[np.uint8]
         (N, C, H, W), values 0..255, memory-mapped and read-only.
-    name, labels, train_size, class_names, fingerprint, notes
+    name, labels, train_size, class_names, fingerprint, notes, validation_size
         As in `Dataset`.
     """
 
@@ -71,6 +77,7 @@ class ImageDataset(Dataset):
     class_names: tuple[str, ...]
     fingerprint: str
     notes: tuple[str, ...] = ()
+    validation_size: int = 0
 
     @property
     def channels(self) -> int:

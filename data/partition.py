@@ -18,6 +18,7 @@ from data import partitioners
 from data.cache import cache_root, fetch_entry
 from data.class_shares import apply_table, check_shares, share_table
 from data.image_dataset import Dataset
+from data.official import apart, official_rows, purpose_seed, validation_of
 from data.partitioners import Rows
 from data.sizes import unlike_iid_sizes, unlike_shares, unlike_sizes
 from data.spec import DataSpec
@@ -53,7 +54,8 @@ def partition_indices(spec: DataSpec, dataset: Dataset, num_clients: int) -> lis
     "global" only the official training part is shared and every client is tested on the whole
     official test part. `class-shares` never pools: its table is applied to each part. Validation
     rows, a `validation_fraction` of the training rows rounded down, are taken out of them at
-    random.
+    random; where the data set brings a validation set of its own, its rows are shared out with
+    the others, and those of a client's share are its validation rows.
 
     Parameters
     ----------
@@ -109,13 +111,15 @@ def compute_split(spec: DataSpec, dataset: Dataset, num_clients: int) -> list[Cl
 
     Parameters and errors are those of `partition_indices`.
     """
-    train, test = official_rows(spec, dataset)
+    train, held, test = official_rows(spec, dataset)
     if spec.partition == "class-shares":
-        clients = _class_shares(spec, dataset.labels, train, test, num_clients)
+        clients = _class_shares(spec, dataset.labels, (train, held, test), num_clients)
     elif spec.test_split == "personal":
-        clients = _personal(spec, dataset.labels, np.concatenate([train, test]), num_clients)
+        pool = np.concatenate([train, held, test])
+        clients = _personal(spec, dataset.labels, pool, held, num_clients)
     else:
-        clients = _training_only(spec, dataset.labels, train, num_clients)
+        pool = np.concatenate([train, held])
+        clients = _training_only(spec, dataset.labels, pool, held, num_clients)
     if spec.test_split == "global":
         # One array for all: a copy for each of 1000 clients would take 80 MB.
         shared = _frozen(test)
@@ -129,80 +133,29 @@ def compute_split(spec: DataSpec, dataset: Dataset, num_clients: int) -> list[Cl
     ]
 
 
-def official_rows(spec: DataSpec, dataset: Dataset) -> tuple[Rows, Rows]:
-    """Return the official training and test rows, thinned to `spec.subset` class by class.
-
-    Parameters
-    ----------
-    spec : DataSpec
-        Gives `subset` and the seed.
-    dataset : Dataset
-        The dataset.
-
-    Returns
-    -------
-    train, test : NDArray[np.int64]
-        Ascending rows; every class that occurs in a part keeps at least one example there.
-    """
-    rows = np.arange(len(dataset), dtype=np.int64)
-    parts = [rows[: dataset.train_size], rows[dataset.train_size :]]
-    if spec.subset == 1:
-        return parts[0], parts[1]
-    generator = np.random.default_rng(purpose_seed(spec, "subset"))
-    kept = []
-    for part in parts:
-        labels = dataset.labels[part]
-        by_class = [np.empty(0, np.int64)]
-        for label in np.unique(labels):
-            mine = part[labels == label]
-            count = max(1, round(spec.subset * len(mine)))
-            by_class.append(generator.choice(mine, size=count, replace=False))
-        kept.append(np.sort(np.concatenate(by_class)))
-    return kept[0], kept[1]
-
-
-def take_out(rows: Rows, fraction: float, generator: np.random.Generator) -> tuple[Rows, Rows]:
-    """Cut a random `fraction` of rows, rounded down, out of them.
-
-    Parameters
-    ----------
-    rows : NDArray[np.int64]
-        (n,).
-    fraction : float
-        Share to take, in [0, 1).
-    generator : np.random.Generator
-        Source of the draw.
-
-    Returns
-    -------
-    rest, taken : NDArray[np.int64]
-        (n - floor(fraction n),) and (floor(fraction n),), in random order.
-    """
-    # The margin keeps 0.1 * 30 = 3.0000000000000004 and its like from changing a count.
-    count = int(fraction * len(rows) + 1e-9)
-    shuffled = generator.permutation(rows)
-    return shuffled[count:], shuffled[:count]
-
-
-def _personal(spec: DataSpec, labels: Rows, pool: Rows, num_clients: int) -> list[ClientIndices]:
+def _personal(
+    spec: DataSpec, labels: Rows, pool: Rows, held: Rows, num_clients: int
+) -> list[ClientIndices]:
     clients = []
     shares = _share(spec, labels, pool, num_clients)
-    for rows, generator in zip(shares, _generators(spec, "roles"), strict=False):
+    for share, generator in zip(shares, _generators(spec, "roles"), strict=False):
+        rows, given = apart(share, held)
         # The test part is rounded up, but the only example of a client is for training.
         tested = math.ceil(len(rows) * _TEST_SHARE) if len(rows) > 1 else 0
         shuffled = generator.permutation(rows)
-        train, validation = take_out(shuffled[tested:], spec.validation_fraction, generator)
+        train, validation = validation_of(spec, shuffled[tested:], given, held, generator)
         clients.append(ClientIndices(train, validation, shuffled[:tested]))
     return clients
 
 
 def _training_only(
-    spec: DataSpec, labels: Rows, pool: Rows, num_clients: int
+    spec: DataSpec, labels: Rows, pool: Rows, held: Rows, num_clients: int
 ) -> list[ClientIndices]:
     clients = []
     shares = _share(spec, labels, pool, num_clients)
-    for rows, generator in zip(shares, _generators(spec, "roles"), strict=False):
-        train, validation = take_out(rows, spec.validation_fraction, generator)
+    for share, generator in zip(shares, _generators(spec, "roles"), strict=False):
+        rows, given = apart(share, held)
+        train, validation = validation_of(spec, rows, given, held, generator)
         clients.append(ClientIndices(train, validation, pool[:0]))
     return clients
 
@@ -233,15 +186,16 @@ def _unlike(spec: DataSpec, labels: Rows, parts: list[Rows]) -> list[Rows]:
 
 
 def _class_shares(
-    spec: DataSpec, labels: Rows, train: Rows, test: Rows, num_clients: int
+    spec: DataSpec, labels: Rows, official: tuple[Rows, Rows, Rows], num_clients: int
 ) -> list[ClientIndices]:
+    train, held, test = official
     partitioners.check_clients(num_clients, len(train))
-    classes = np.unique(labels[np.concatenate([train, test])])
+    classes = np.unique(labels[np.concatenate(official)])
     table = share_table(
         classes, num_clients, spec.classes_per_client, purpose_seed(spec, "partition")
     )
     generator = np.random.default_rng(purpose_seed(spec, "validation"))
-    rest, validation = take_out(train, spec.validation_fraction, generator)
+    rest, validation = validation_of(spec, train, held, held, generator)
     check_shares(table, classes, labels[rest])
     if spec.size_sigma:
         totals = np.array([np.count_nonzero(labels[rest] == label) for label in classes])
@@ -255,12 +209,6 @@ def _class_shares(
         for purpose, rows in (("train", rest), ("held-out", validation), ("test", test))
     ]
     return [ClientIndices(*arrays) for arrays in zip(*parts, strict=True)]
-
-
-def purpose_seed(spec: DataSpec, purpose: str) -> int:
-    """Derive the seed of one purpose, so that draws for one never shift those for another."""
-    digest = hashlib.sha256(f"{spec.partition_seed}|{purpose}".encode()).digest()
-    return int.from_bytes(digest[:4], "little")
 
 
 def _generators(spec: DataSpec, purpose: str) -> Iterator[np.random.Generator]:

@@ -37,6 +37,8 @@ class RawImages:
         One name per label.
     notes : tuple[str, ...]
         See `Dataset`.
+    validation_size : int
+        Number of validation rows, the last ones of the training rows.
     """
 
     images: NDArray[np.uint8]
@@ -44,6 +46,7 @@ class RawImages:
     train_size: int
     class_names: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    validation_size: int = 0
 
 
 def thread_map(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:

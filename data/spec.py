@@ -65,7 +65,8 @@ class DataSpec:
         "personal": each client's test examples come from its own pool; "global": every client is
         tested on the whole official test set.
     validation_fraction : float (default: 0.1)
-        Share of a client's training examples set aside for validation, in [0, 1).
+        Share of a client's training examples set aside for validation, in [0, 1). Not used where
+        a data set brings a validation set (`val/` of an `imagefolder`).
     subset : float (default: 1.0)
         Share of the dataset that is used, in (0, 1], class by class, of both official parts.
     image_size : int (default: 0)

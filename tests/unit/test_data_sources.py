@@ -92,7 +92,8 @@ def test_mixed_sizes_name_both_files_and_image_size_resolves_them(tmp_path):
 
 
 def test_oblong_images_ask_for_an_image_size(tmp_path):
-    save(tmp_path / "images" / "train" / "cat" / "0.png", size=(6, 4))
+    for name in ("cat", "dog"):
+        save(tmp_path / "images" / "train" / name / "0.png", size=(6, 4))
     with pytest.raises(DataError, match=r"square.*6x4.*image-size=4"):
         open_folder(tmp_path / "images")
 
@@ -119,6 +120,7 @@ def test_cut_off_image_is_named_and_leaves_no_cache(tmp_path):
 
 def test_sixteen_bit_image_is_refused_rather_than_clipped(tmp_path):
     path = tmp_path / "images" / "train" / "cat" / "0.png"
+    save(tmp_path / "images" / "train" / "dog" / "0.png")
     path.parent.mkdir(parents=True)
     Image.fromarray(np.full((4, 4), 1000, np.uint16)).save(path)
     with pytest.raises(DataError, match=r"0\.png has more than 8 bits"):
@@ -196,6 +198,7 @@ def test_cifar10_jpeg_folder(tmp_path):
         members = list(itertools.islice(training, wanted))
         archive.extractall(tmp_path / "images", members=members, filter="data")
     (root,) = {path.parents[2] for path in (tmp_path / "images").rglob("*.jpg")}
+    (root / "classes.txt").write_text("airplane\nautomobile\n")  # they are of one class
     dataset = open_folder(root)
     assert dataset.images.shape == (wanted, 3, 32, 32)
     assert dataset.images.std() > 20
