@@ -120,8 +120,9 @@ def folder_stamp(data_dir: Path | None) -> str:
                 names.update(f"{folder.relative_to(root)}\n".encode("utf-8", "surrogateescape"))
             names.update(f"{sorted(tree.left_out.items())}\n".encode("utf-8", "surrogateescape"))
             for path in tree.files:
-                if not path.is_file():
-                    continue  # dangling links: decoding names them
+                if not path.is_file():  # a link that leads nowhere: decoding names it
+                    names.update(f"{path.relative_to(root)}\n".encode("utf-8", "surrogateescape"))
+                    continue
                 status = path.stat()
                 count, size = count + 1, size + status.st_size
                 newest = max(newest, status.st_mtime_ns)
