@@ -74,19 +74,23 @@ def coco(data_dir: Path | None, image_size: int, target: Path) -> RawAnnotated:
         mains = np.array([_main(picture, numbers) for picture in pictures], dtype=np.int64)
         order, train_size = split_without_official_test(mains)
         pictures = [pictures[row] for row in order]
-    images = decode_images([picture.path for picture in pictures], size, target, colour=True)
+    # Boxes and masks are in the pixels as they are stored, whatever EXIF data says.
+    pictured = decode_images(
+        [picture.path for picture in pictures], size, target, colour=True, turn=False
+    )
     masks = create_masks(target, len(pictures), size, 0)
     presence = np.zeros((len(pictures), len(names)), dtype=np.uint8)
     for row, picture in enumerate(pictures):
         _paint(picture, numbers, masks[row])
         presence[row, [numbers[item["category_id"]] for item in picture.objects]] = 1
     return RawAnnotated(
-        images,
+        pictured.images,
         np.array([_main(picture, numbers) for picture in pictures], dtype=np.int64),
         train_size,
         names,
         presence=presence,
         masks=masks,
+        notes=pictured.notes,
         captions=[picture.caption or "" for picture in pictures] if captioned else None,
     )
 

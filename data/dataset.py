@@ -34,7 +34,11 @@ _FORMAT = 1
 # The same for the builders of `AnnotatedDataset` and `TextDataset`.
 _TASK_FORMAT = 1
 # The same for single data sets, where only their own builder changed.
-_VERSIONS = {"tsv": "task-2"}
+_VERSIONS = {
+    "imagefolder": "2",
+    "tiny-imagenet": "2",
+    **dict.fromkeys(("voc", "coco", "tsv"), "task-2"),
+}
 
 _OPTIONAL = ("presence", "masks", "masked")
 

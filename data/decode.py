@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import stat
+import struct
+from collections import Counter
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -9,16 +13,37 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
+from data.picture import GRAYSCALE_MODES, as_seen, seen_size
 from data.raw import create_image_file, thread_map
 from data.spec import DataError
 
-# Not opened: what runs another program or Windows only (PostScript, metafiles), what is stored
-# elsewhere, and containers of which Pillow knows the name but not the content.
+# Not opened: what runs another program or Windows only (PostScript, metafiles), and containers of
+# which Pillow knows the name but not the content.
 _NOT_OPENED = frozenset(("EPS", "WMF", "PDF", "MPEG", "BUFR", "GRIB", "HDF5"))
-
-_GRAYSCALE_MODES = frozenset({"1", "L", "LA", "La"})
-# Pillow clips these to 255 when converting, which would silently turn an image white.
+# What range such values have is not in the file: a scan of 12 bits in 16 would turn black, and
+# Pillow itself clips them to 255, which turns an image white.
 _DEEP_MODES = ("I", "F")
+# Decoders raise all of these on damaged files.
+_DAMAGED = (
+    *(OSError, ValueError, SyntaxError, EOFError, TypeError, LookupError, ArithmeticError),
+    *(struct.error, Image.DecompressionBombError),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """Decoded images.
+
+    Attributes
+    ----------
+    images : NDArray[np.uint8]
+        (N, C, H, W), one channel if every image is grayscale.
+    notes : tuple of str
+        To how many of them something had to be done so that they look as a person sees them.
+    """
+
+    images: NDArray[np.uint8]
+    notes: tuple[str, ...]
 
 
 @lru_cache(maxsize=1)
@@ -35,10 +60,30 @@ def image_suffixes() -> frozenset[str]:
     return frozenset(s for s, name in Image.registered_extensions().items() if name in known)
 
 
+def open_image(path: Path) -> Image.Image:
+    """Open an image file without decoding it; the caller closes it.
+
+    Raises
+    ------
+    DataError
+        If it is no regular file (a pipe would never end), or no image.
+    """
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise unreadable(path, "no regular file")
+        return Image.open(path, formats=image_formats())
+    except UnidentifiedImageError as error:
+        raise unreadable(path, "not an image, or cut off") from error
+    except Image.DecompressionBombError as error:
+        raise DataError(f"{path} is too large an image ({error}); scale it down.") from error
+    except _DAMAGED as error:
+        raise unreadable(path, error) from error
+
+
 def decode_images(
-    paths: list[Path], image_size: int, target: Path, colour: bool = False
-) -> NDArray[np.uint8]:
-    """Decode files into one mapped array.
+    paths: list[Path], image_size: int, target: Path, colour: bool = False, turn: bool = True
+) -> Pictures:
+    """Decode files into one mapped array; see `data.picture` for how an image is seen.
 
     Parameters
     ----------
@@ -50,11 +95,13 @@ def decode_images(
         The .npy file to create.
     colour : bool (default: False)
         RGB even where every image is grayscale.
+    turn : bool (default: True)
+        See `picture.as_seen`.
 
     Returns
     -------
-    images : NDArray[np.uint8]
-        (N, C, H, W), one channel if every image is grayscale.
+    pictures : Pictures
+        In the order of `paths`.
 
     Raises
     ------
@@ -63,34 +110,37 @@ def decode_images(
     """
     # Headers first: channels and size must be known before the array can be made.
     headers = thread_map(_header, paths)
-    gray = not colour and all(mode in _GRAYSCALE_MODES for mode, _ in headers)
+    gray = not colour and all(mode in GRAYSCALE_MODES for mode, _ in headers)
     size = (image_size, image_size) if image_size else _common_size(paths, headers)
     images = create_image_file(target, (len(paths), 1 if gray else 3, size[1], size[0]))
 
-    def decode(row: int) -> None:
-        try:
-            with Image.open(paths[row]) as image:
-                picture = image.convert("L" if gray else "RGB")
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise _unreadable(paths[row], error) from error
+    def decode(row: int) -> list[str]:
+        with open_image(paths[row]) as image:
+            try:
+                picture, remarks = as_seen(image, gray=gray, turn=turn)
+            except _DAMAGED as error:
+                raise unreadable(paths[row], error) from error
         if picture.size != size:
             picture = picture.resize(size, Image.Resampling.BILINEAR)
         pixels = np.asarray(picture)
         images[row] = pixels if gray else pixels.transpose(2, 0, 1)
+        return remarks
 
-    thread_map(decode, range(len(paths)))
-    return images
+    counts = Counter(
+        remark for remarks in thread_map(decode, range(len(paths))) for remark in remarks
+    )
+    order = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return Pictures(images, tuple(f"{count:,} images {remark}" for remark, count in order))
 
 
 def _header(path: Path) -> tuple[str, tuple[int, int]]:
     """Return an image file's Pillow mode and (width, height)."""
-    try:
-        with Image.open(path) as image:
-            mode, size = image.mode, image.size
-    except UnidentifiedImageError as error:
-        raise _unreadable(path, "not an image, or cut off") from error
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise _unreadable(path, error) from error
+    with open_image(path) as image:
+        mode = image.mode
+        try:
+            size = seen_size(image)
+        except _DAMAGED as error:
+            raise unreadable(path, error) from error
     if mode.startswith(_DEEP_MODES):
         raise DataError(
             f"{path} has more than 8 bits a pixel (Pillow mode {mode}); save it as 8-bit "
@@ -99,7 +149,8 @@ def _header(path: Path) -> tuple[str, tuple[int, int]]:
     return mode, size
 
 
-def _unreadable(path: Path, reason: object) -> DataError:
+def unreadable(path: Path, reason: object) -> DataError:
+    """Compose the error for an image file that cannot be read."""
     return DataError(f"Cannot read the image {path} ({reason}); replace or delete the file.")
 
 

@@ -83,11 +83,10 @@ def image_folder(data_dir: Path | None, image_size: int, target: Path) -> RawIma
             f"{_left_out(parts)}"
         )
     _refuse_one_class(root, classes)
-    images = decode_images([path for path, _ in together], image_size, target)
-    said = (_read_as(parts, len(classes)), *notes, *_not_read(parts, others))
-    return RawImages(
-        images, _labels(together), len(train) + len(validation), classes, said, len(validation)
-    )
+    pictures = decode_images([path for path, _ in together], image_size, target)
+    said = _read_as(parts, len(classes)), *notes, *_not_read(parts, others), *pictures.notes
+    trained = len(train) + len(validation)
+    return RawImages(pictures.images, _labels(together), trained, classes, said, len(validation))
 
 
 def folder_stamp(data_dir: Path | None) -> str:

@@ -61,6 +61,6 @@ def tiny_imagenet(data_dir: Path | None, image_size: int, target: Path) -> RawIm
         test_files.append((root / "val" / "images" / file_name, numbers[wordnet_id]))
     files = train_files + test_files
     # A few of its images are stored as grayscale; the dataset as a whole is RGB.
-    images = decode_images([path for path, _ in files], image_size, target)
+    images = decode_images([path for path, _ in files], image_size, target).images
     labels = np.array([label for _, label in files], dtype=np.int64)
     return RawImages(images, labels, len(train_files), classes)

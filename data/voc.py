@@ -18,10 +18,9 @@ from xml.etree import ElementTree
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from data.annotated import IGNORE, RawAnnotated, create_masks, resize_masks
-from data.decode import decode_images
+from data.decode import decode_images, open_image
 from data.raw import thread_map
 from data.spec import DataError
 from data.standard_places import find_folder
@@ -70,16 +69,20 @@ def voc(data_dir: Path | None, image_size: int, target: Path) -> RawAnnotated:
     train, test = _parts(_root(data_dir))
     pictures, size = train + test, image_size or DEFAULT_SIZE
     notes = [_read_annotation(picture.annotation) for picture in pictures]
-    images = decode_images([picture.image for picture in pictures], size, target, colour=True)
+    # Boxes and masks are in the pixels as they are stored, whatever EXIF data says.
+    pictured = decode_images(
+        [picture.image for picture in pictures], size, target, colour=True, turn=False
+    )
     masked = np.array([picture.mask.is_file() for picture in pictures])
     masks = _read_masks(pictures, masked, size, target) if masked.any() else None
     return RawAnnotated(
-        images,
+        pictured.images,
         np.array([main for main, _ in notes], dtype=np.int64),
         len(train),
         CLASSES,
         presence=np.stack([present for _, present in notes]),
         masks=masks,
+        notes=pictured.notes,
         masked=None if masked.all() or masks is None else masked,
     )
 
@@ -193,9 +196,9 @@ def _read_masks(
     def read(row: int) -> None:
         path = pictures[row].mask
         try:
-            with Image.open(path) as image:
+            with open_image(path) as image:
                 mode, values = image.mode, np.asarray(image)
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        except (OSError, ValueError, SyntaxError) as error:
             raise DataError(f"voc: cannot read the mask {path} ({error}).") from error
         # In a palette image the numbers are the classes; 255 is the border of objects.
         wrong = values[(values > len(CLASSES)) & (values != IGNORE)]
