@@ -13,6 +13,7 @@ from deploy.compare import command as compare
 from deploy.costs import command as costs
 from deploy.examples import shown_examples
 from deploy.fleet import command as fleet
+from deploy.terminal import outliving_readers
 from models.own_code import searching
 from server_app.records.run_directory import COMPLETED, INTERRUPTED, RUNNING, is_in_use
 from strategies.base.options import ConfigError
@@ -22,7 +23,12 @@ REPORT_EXAMPLE = "wildflower report ~/wildflower/RUN-NAME"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one sub-command and return its exit code."""
+    """Run one sub-command and return its exit code; its output need not be read to the end."""
+    with outliving_readers():
+        return _main(arguments)
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     options = make_parser().parse_args(arguments)
     try:
         with searching(Path.cwd()):
