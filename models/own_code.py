@@ -89,6 +89,8 @@ def import_own(name: str) -> ModuleType:
 
 def own_file(folder: Path, name: str) -> Path | None:
     """Return the file of a module in a folder, a package's `__init__.py` included, or None."""
+    if not all(part.isidentifier() for part in name.split(".")):
+        return None
     stem = folder.joinpath(*name.split("."))
     files = stem.with_name(stem.name + ".py"), stem / "__init__.py"
     return next((file for file in files if file.is_file()), None)

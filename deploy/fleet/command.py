@@ -67,7 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_argument("preset", nargs="?", help="a preset of the file")
     run.add_argument(
         "-c", "--run-config", action="append", default=[], metavar="'key=value ...'",
-        help="as for flwr run, for example -c \"method='fedproto' num-rounds=3\"; may be repeated",
+        help="as for flwr run, for example -c \"method='fedproto' num-rounds=3\", or a TOML file "
+        "of keys; may be repeated, what comes later wins",
     )  # fmt: skip
     run.add_argument(
         "--app", type=Path, metavar="DIR", help="the Flower app (default: where this program is)"

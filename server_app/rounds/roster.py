@@ -8,10 +8,13 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
-from server_app.rounds.transport import Answer, Sent, Transport
+from server_app.rounds.transport import Answer, Sent, Transport, is_simulation
 from strategies.base.messages import CLIENT_INFO, ClientInfo, MessageFactory
 from strategies.base.payload import PayloadError
 from strategies.base.server import RegistrationError, ServerHalf
+
+ALL_THERE_S = 5.0
+"""A simulation makes its nodes at once, so that none is new for so long only when all are there."""
 
 
 class DuplicateClientError(RegistrationError):
@@ -158,12 +161,19 @@ class Roster:
 
     def _wait_for_nodes(self) -> None:
         deadline = time.monotonic() + self.run.wait_timeout
-        told = False
+        told, seen, since = False, 0, time.monotonic()
         while (count := len(list(self.grid.get_node_ids()))) < self.run.min_clients:
             if time.monotonic() >= deadline:
                 raise RegistrationError(
                     f"{count} of {self.run.min_clients} clients after {self.run.wait_timeout:g} s "
                     "(min-clients, wait-timeout)"
+                )
+            if count != seen:
+                seen, since = count, time.monotonic()
+            if count and is_simulation(self.grid) and time.monotonic() - since > ALL_THERE_S:
+                raise RegistrationError(
+                    f"min-clients = {self.run.min_clients}: expected at most {count}, the number "
+                    "of clients that are simulated (num-supernodes); no more can come"
                 )
             if not told:
                 print(f"waiting for {self.run.min_clients} clients, {count} here", flush=True)

@@ -8,10 +8,11 @@ into an instance, once, at the edge; nothing below that edge looks a key up by n
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
+
+from strategies.base.suggestions import key_hint, nearest
 
 AUTO = "auto"
 """Value of an option that means "use the default of the method that runs"."""
@@ -89,7 +90,9 @@ class Rule:
         else:
             raise ConfigError(f"{key} = {value!r}: expected {self.expected()}")
         if not fits:
-            raise ConfigError(f"{key} = {value!r}: expected {self.expected()}")
+            near = nearest(result, self.choices) if isinstance(result, str) else None
+            hint = f"; did you mean {near}?" if near else ""
+            raise ConfigError(f"{key} = {value!r}: expected {self.expected()}{hint}")
         return result
 
     def _in_range(self, value: float) -> bool:
@@ -179,8 +182,6 @@ def parse_options(cls: type[T], values: Mapping[str, object], prefix: str = "") 
     return cls(**parsed)
 
 
-def unknown_key(key: str, known: Mapping[str, object]) -> ConfigError:
-    """Return the error for an unknown key, with the nearest known one."""
-    near = difflib.get_close_matches(key, list(known), n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    return ConfigError(f"{key}: unknown configuration key{hint}")
+def unknown_key(key: str, known: Mapping[str, object], method: str = "") -> ConfigError:
+    """Return the error for an unknown key, with what it may have meant, see `key_hint`."""
+    return ConfigError(f"{key}: unknown configuration key{key_hint(key, known, method)}")

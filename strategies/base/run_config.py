@@ -318,7 +318,7 @@ def parse_run_config(values: Mapping[str, object]) -> RunConfig:
     known = default_run_config()
     for key in values:
         if key not in known:
-            raise unknown_key(key, known)
+            raise unknown_key(key, known, str(values.get("method", RunConfig.method)))
     values = in_present_words(values)
     run = parse_options(RunConfig, {k: v for k, v in values.items() if "." not in k})
     if run.method not in method_names():
