@@ -19,12 +19,16 @@ from typing import Any
 import numpy as np
 
 from data.annotated import IGNORE, RawAnnotated, create_masks, resize_masks
-from data.decode import decode_images
+from data.decode import decode_images, open_image
+from data.outlines import check_object, check_outline, inside
 from data.raw import split_without_official_test
 from data.spec import DataError
 from data.standard_places import find_folder
 
 DEFAULT_SIZE = 64
+# What pycocotools and the JSON reader raise on a file of another kind.
+_NOT_COCO = (OSError, ValueError, LookupError, TypeError, AttributeError, AssertionError,
+             RecursionError)  # fmt: skip
 _PARTS = ("train2017", "val2017")
 
 
@@ -35,6 +39,8 @@ class _Picture:
     path: Path
     objects: list[dict[str, Any]]
     index: Any  # pycocotools' COCO, which turns an annotation into a mask
+    about: dict[str, Any]  # what the file says of the picture
+    source: str  # names the file, for messages
     caption: str | None
 
 
@@ -67,7 +73,8 @@ def coco(data_dir: Path | None, image_size: int, target: Path) -> RawAnnotated:
     opened = [_open(_annotations(root, part)) for part in held]
     names, numbers = _categories(root, held, opened)
     parts = [
-        _pictures(root, part, index, captioned) for part, index in zip(held, opened, strict=True)
+        _pictures(root, part, index, captioned, numbers)
+        for part, index in zip(held, opened, strict=True)
     ]
     pictures, train_size = [picture for part in parts for picture in part], len(parts[0])
     if len(parts) == 1:
@@ -123,10 +130,12 @@ def _open(path: Path) -> Any:
         reader = importlib.import_module("pycocotools.coco").COCO
     except ModuleNotFoundError as error:
         raise DataError("dataset=coco needs pycocotools: pip install 'wildflower[coco]'") from error
+    if not path.is_file():
+        raise DataError(f"coco: {path} is no regular file; unpack the archive again.")
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             return reader(str(path))
-    except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
+    except _NOT_COCO as error:
         raise DataError(
             f"coco: {path} is no COCO annotation file ({type(error).__name__}: {error}); unpack "
             "the archive again."
@@ -137,7 +146,13 @@ def _categories(
     root: Path, parts: list[str], opened: list[Any]
 ) -> tuple[tuple[str, ...], dict[int, int]]:
     """Return class names by ascending category id, and the label of each id."""
-    tables = [{number: index.cats[number]["name"] for number in index.cats} for index in opened]
+    tables = [{n: index.cats[n].get("name") for n in index.cats} for index in opened]
+    for part, table in zip(parts, tables, strict=True):
+        if not all(type(n) is int and isinstance(name, str) for n, name in table.items()):
+            raise DataError(
+                f"coco: {_annotations(root, part)} has categories without a number and a name; "
+                "unpack the archive again."
+            )
     if any(table != tables[0] for table in tables):
         raise DataError(
             f"coco: the annotation files of {' and '.join(parts)} in {root} have unlike "
@@ -147,13 +162,18 @@ def _categories(
     return tuple(tables[0][number] for number in ids), {n: label for label, n in enumerate(ids)}
 
 
-def _pictures(root: Path, part: str, index: Any, captioned: bool) -> list[_Picture]:
+def _pictures(
+    root: Path, part: str, index: Any, captioned: bool, known: dict[int, int]
+) -> list[_Picture]:
+    source = f"coco: {_annotations(root, part)}"
     spoken = _open(_captions(root, part)) if captioned else None
     pictures = []
     for number in sorted(index.imgs):
         objects = index.imgToAnns.get(number, [])
         if not objects:
             continue
+        for item in objects:
+            check_object(item, known, source)
         caption = None
         if spoken is not None:
             lines = spoken.imgToAnns.get(number, [])
@@ -163,8 +183,9 @@ def _pictures(root: Path, part: str, index: Any, captioned: bool) -> list[_Pictu
                     "the archive again, or remove the caption files."
                 )
             caption = " ".join(min(lines, key=lambda line: line["id"])["caption"].split())
-        path = root / part / index.imgs[number]["file_name"]
-        pictures.append(_Picture(path, objects, index, caption))
+        about = index.imgs[number]
+        path = inside(root / part, about.get("file_name"), source)
+        pictures.append(_Picture(path, objects, index, about, source, caption))
     if not pictures:
         raise DataError(f"coco: {_annotations(root, part)} has no picture with an object.")
     return pictures
@@ -179,7 +200,10 @@ def _main(picture: _Picture, numbers: dict[int, int]) -> int:
 def _paint(picture: _Picture, numbers: dict[int, int], mask: Any) -> None:
     """Draw a picture's objects into its mask (S, S), crowds first, then large before small."""
     order = sorted(picture.objects, key=lambda item: (not item.get("iscrowd"), -item["area"]))
+    with open_image(picture.path) as image:
+        size = image.size
     for item in order:
+        check_outline(item, picture.about, size, picture.source)
         try:
             shape = picture.index.annToMask(item)
         except (KeyError, TypeError, ValueError, IndexError) as error:

@@ -69,15 +69,15 @@ def open_image(path: Path) -> Image.Image:
         If it is no regular file (a pipe would never end), or no image.
     """
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise unreadable(path, "no regular file")
-        return Image.open(path, formats=image_formats())
+        if stat.S_ISREG(path.stat().st_mode):
+            return Image.open(path, formats=image_formats())
     except UnidentifiedImageError as error:
         raise unreadable(path, "not an image, or cut off") from error
     except Image.DecompressionBombError as error:
         raise DataError(f"{path} is too large an image ({error}); scale it down.") from error
     except _DAMAGED as error:
         raise unreadable(path, error) from error
+    raise unreadable(path, "no regular file")
 
 
 def decode_images(

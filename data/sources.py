@@ -42,6 +42,7 @@ _FASHION_CLASSES = (
     "Ankle boot",
 )
 _IDX_UNSIGNED_BYTE = 8
+_LARGEST_IDX = 2**30
 _DIGITS_SIZE = 32
 
 
@@ -177,17 +178,22 @@ def _read_idx(path: Path) -> NDArray[np.uint8]:
     """
     if not path.exists():
         path = path.with_name(path.name + ".gz")
+    if not path.is_file():  # a pipe of that name would never end
+        raise _damaged_idx(path, "no regular file")
     try:
-        content = path.read_bytes()
-        if path.suffix == ".gz":
-            content = gzip.decompress(content)
-        zeros, kind, dimensions = struct.unpack_from(">HBB", content)
-        shape = struct.unpack_from(f">{dimensions}I", content, 4)
-        elements = np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * dimensions)
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            zeros, kind, dimensions = struct.unpack(">HBB", file.read(4))
+            shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
+            size = math.prod(shape)
+            if size > _LARGEST_IDX:
+                raise ValueError(f"header says {size:,} bytes, at most {_LARGEST_IDX:,} are read")
+            # No more than the header says: a small compressed file can hold gigabytes.
+            elements = np.frombuffer(file.read(size + 1), dtype=np.uint8)
     except (OSError, EOFError, zlib.error, struct.error, ValueError) as error:
         raise _damaged_idx(path, error) from error
-    if (zeros, kind) != (0, _IDX_UNSIGNED_BYTE) or elements.size != math.prod(shape):
-        raise _damaged_idx(path, f"header says {shape}, file holds {elements.size} bytes")
+    if (zeros, kind) != (0, _IDX_UNSIGNED_BYTE) or elements.size != size:
+        held = "more" if elements.size > size else elements.size
+        raise _damaged_idx(path, f"header says {shape}, file holds {held} bytes")
     return elements.reshape(shape)
 
 

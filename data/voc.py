@@ -12,6 +12,7 @@ third state of a label. The main class is that of the largest box.
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
@@ -24,7 +25,7 @@ from data.decode import decode_images, open_image
 from data.raw import thread_map
 from data.spec import DataError
 from data.standard_places import find_folder
-from data.text_files import read_user_text
+from data.text_files import read_regular, read_user_text
 
 CLASSES = (
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
@@ -32,6 +33,7 @@ CLASSES = (
     *("train", "tvmonitor"),
 )
 DEFAULT_SIZE = 64
+_LARGEST = 2**20  # bytes of one picture's annotation
 _YEARS = ("2007", "2012")
 
 
@@ -168,12 +170,14 @@ def _read_annotation(path: Path) -> tuple[int, NDArray[np.uint8]]:
     main, largest = -1, -1.0
     try:
         # Objects only, and not the parts of their bodies that some of them have.
-        for item in ElementTree.parse(path).getroot().findall("object"):
+        for item in ElementTree.fromstring(read_regular(path, _LARGEST)).findall("object"):
             label = CLASSES.index((item.findtext("name") or "").strip())
             left, top, right, bottom = (
                 float(item.findtext(f"bndbox/{side}") or "")
                 for side in ("xmin", "ymin", "xmax", "ymax")
             )
+            if not all(map(math.isfinite, (left, top, right, bottom))):
+                raise ValueError("a side of a box is not finite")
             present[label] = 1
             area = (right - left) * (bottom - top)
             if area > largest:
@@ -198,8 +202,15 @@ def _read_masks(
         try:
             with open_image(path) as image:
                 mode, values = image.mode, np.asarray(image)
+            with open_image(pictures[row].image) as image:
+                size_of_picture = image.size
         except (OSError, ValueError, SyntaxError) as error:
             raise DataError(f"voc: cannot read the mask {path} ({error}).") from error
+        if values.shape[1::-1] != size_of_picture:
+            raise DataError(
+                f"voc: the mask {path} has {values.shape[1]}x{values.shape[0]} pixels and its "
+                f"picture {size_of_picture[0]}x{size_of_picture[1]}; unpack the archive again."
+            )
         # In a palette image the numbers are the classes; 255 is the border of objects.
         wrong = values[(values > len(CLASSES)) & (values != IGNORE)]
         if mode not in ("P", "L") or wrong.size:
