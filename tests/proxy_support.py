@@ -19,8 +19,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 
 from deploy.fleet.description import Device, Fleet, Restarts, Server, Tls
+from deploy.fleet.device_map import header_of
 
 NGINX = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin")
 OUTSIDE = "127.0.0.2"
@@ -32,8 +34,11 @@ needs_nginx = pytest.mark.skipif(
 )
 
 
+DEVICES = (Device(client_id=3, data_dir="/data"), Device(client_id=4, data_dir="/data"))
+
+
 def make_fleet(
-    directory: Path, port: int, devices: tuple[Device, ...] = (), **server: object
+    directory: Path, port: int, devices: tuple[Device, ...] = DEVICES, **server: object
 ) -> Fleet:
     return Fleet(
         name="proxied",
@@ -47,6 +52,14 @@ def make_fleet(
     )
 
 
+def as_myself() -> list[str]:
+    """Return arguments without which nginx, started by root, works as a user with fewer rights.
+
+    On a server it is not started by root, and here only root can enter the tests' directories.
+    """
+    return ["-g", "user root;"] if os.geteuid() == 0 else []
+
+
 @contextlib.contextmanager
 def running_nginx(config: str, prefix: Path) -> Iterator[Path]:
     """Run nginx in the foreground with its own prefix; give its log."""
@@ -56,7 +69,8 @@ def running_nginx(config: str, prefix: Path) -> Iterator[Path]:
     log = prefix / "log"
     with log.open("wb") as file:
         nginx = subprocess.Popen(
-            [NGINX, "-e", "stderr", "-p", str(prefix), "-c", "nginx.conf"], stderr=file
+            [NGINX, *as_myself(), "-e", "stderr", "-p", str(prefix), "-c", "nginx.conf"],
+            stderr=file,
         )
     try:
         host, port = re.findall(r"listen (.*):(\d+) ssl", config)[0]
@@ -83,14 +97,19 @@ class Behind:
     body_started: threading.Event = dataclasses.field(default_factory=threading.Event)
     body_bytes: int = 0
 
+    def key(self, number: int = 0) -> dict[str, str]:
+        """Return the header in which a device names its key."""
+        path = self.fleet.files.key(self.fleet.devices[number]).with_suffix(".pub")
+        return {FLEET_HTTP_PUBLIC_KEY_HEADER: header_of(path)}
+
     def ask(
         self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
     ) -> int:
-        """Send a request to the proxy as it is spelt; return the status."""
+        """Send a request to the proxy as it is spelt, with a device's key; return the status."""
         connection = self.connect()
         try:
             connection.putrequest(method, path, skip_accept_encoding=True)
-            for key, value in (headers or {}).items():
+            for key, value in {**self.key(), **(headers or {})}.items():
                 connection.putheader(key, value)
             connection.putheader("Content-Length", str(len(body)))
             with contextlib.suppress(BrokenPipeError, ConnectionResetError, ssl.SSLError):
@@ -98,6 +117,17 @@ class Behind:
             return connection.getresponse().status
         finally:
             connection.close()
+
+    def begin(
+        self, headers: dict[str, str], length: int, sent: bytes = b"x"
+    ) -> http.client.HTTPSConnection:
+        """Begin a call with a body, of which only a part is sent so far."""
+        connection = self.connect()
+        connection.putrequest("POST", "/v1/fleet/push-object")
+        for key, value in {**headers, "Content-Length": str(length)}.items():
+            connection.putheader(key, value)
+        connection.endheaders(sent)
+        return connection
 
     def connect(self) -> http.client.HTTPSConnection:
         trust = ssl.create_default_context(cafile=str(self.fleet.files.ca))

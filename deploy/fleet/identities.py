@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from deploy.fleet.description import Fleet
+from deploy.fleet.device_map import write_device_map
 from deploy.fleet.private_files import prepare_directory, refuse_readable_by_others, write_private
 from strategies.base.options import ConfigError
 
@@ -87,6 +88,7 @@ def make_identities(fleet: Fleet, *, now: datetime.datetime | None = None) -> Id
         refuse_readable_by_others(files.secret)
     else:
         _write(files.secret, secrets.token_bytes(SECRET_BYTES), found)
+    write_device_map(fleet)
     return found
 
 

@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
+import json
 import re
 import sys
 from pathlib import Path
 
 from deploy.fleet.description import Fleet, host_port
+from deploy.fleet.device_map import device_map
 from deploy.fleet.fleet_file import read_fleet
+from deploy.fleet.nginx_template import TEMPLATE
 from strategies.base.options import ConfigError
 
 FLEET_CALLS = (
@@ -30,100 +33,32 @@ FLEET_CALLS = (
 `register-node` and `unregister-node` are left out: only a SuperNode without a key uses them.
 """
 
-BODY_MIB = 64
-"""Largest request in MiB. Flower cuts arrays into 5 MiB; other records are sent whole.
+BODY_MIB = 6
+"""Largest request in MiB. Flower cuts arrays into 5 MiB and sends other records, which are small
+in all methods here, whole.
 
 There has to be a limit: the SuperLink reads a request into memory before it looks at the key.
 """
 
+NODE_NOT_ACTIVATED = 2004
+"""Flower's own code for a device whose key the SuperLink does not accept."""
+
+DEVICE_CALLS = 6
+"""Calls at a time of one device. A SuperNode has four at most: two pieces of arrays (Flower's
+`FLWR_PRIVATE_MAX_CONCURRENT_OBJ_PUSHES`), a heartbeat and a question."""
+
+ADDRESS_CALLS = 64
+"""Calls at a time from one address, behind which many devices may be."""
+
+ADDRESS_RATE, ADDRESS_BURST = 100, 300
+"""Calls a second from one address, and how many beyond them wait instead of being refused.
+
+One device alone asks once in three seconds while it has no work. The longest wait, burst / rate
+seconds, stays far below the 30 s after which a SuperNode gives up.
+"""
+
 _PLAIN = re.compile(r"[^\s\"'\\{};$#]+( [^\s\"'\\{};$#]+)*")
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
-
-_TEMPLATE = """\
-# Written by deploy/fleet/proxy.py, which says why; change it there.
-# Paths without a leading slash are relative to the prefix: nginx -p DIRECTORY -c THIS-FILE
-daemon off;
-worker_processes 2;
-pid nginx.pid;
-error_log stderr error;  # names every refused request
-
-events {
-    worker_connections 1024;
-}
-
-http {
-    access_log off;  # a device asks every three seconds
-    server_tokens off;
-    client_body_temp_path temporary-body;
-    proxy_temp_path temporary-proxy;
-    fastcgi_temp_path temporary-fastcgi;
-    uwsgi_temp_path temporary-uwsgi;
-    scgi_temp_path temporary-scgi;
-
-    server {
-        listen @listen@ ssl;
-        ssl_certificate "@certificate@";
-        ssl_certificate_key "@key@";
-        ssl_protocols TLSv1.2 TLSv1.3;
-        ssl_session_cache shared:devices:4m;
-        keepalive_timeout 75s;
-        keepalive_requests 100000;
-
-        # The server is known by its certificate, not by its address.
-        set $superlink "@superlink@";
-        @resolver@
-        proxy_ssl_verify on;
-        proxy_ssl_verify_depth 3;
-        proxy_ssl_trusted_certificate "@ca@";
-        proxy_ssl_server_name on;
-        proxy_ssl_name "@superlink_name@";
-
-        # Pass bodies on as they come. No call waits for news, so two minutes are many; a SuperNode
-        # gives up after 30 s and asks again, as it does after 502 and 504.
-        client_max_body_size @body_mib@m;
-        client_body_timeout 60s;
-        send_timeout 60s;
-        proxy_request_buffering off;
-        proxy_buffering off;
-        proxy_connect_timeout 5s;
-        proxy_send_timeout 120s;
-        proxy_read_timeout 120s;
-
-        # One connection a call: a kept one that the SuperLink closes under a call would lose a
-        # message, because a message is handed out once.
-        proxy_http_version 1.1;
-        proxy_set_header Connection close;
-        proxy_set_header X-Forwarded-For $remote_addr;
-        proxy_set_header X-Forwarded-Proto https;
-
-        # The path is put together anew from the list, so no spelling of it leads elsewhere.
-        location ~ "^/v1/fleet/(?<call>@calls@)\\z" {
-            limit_except POST {
-                deny all;
-            }
-            proxy_pass https://$superlink/v1/fleet/$call;
-        }
-
-        location = /health {
-            limit_except GET {
-                deny all;
-            }
-            proxy_pass https://$superlink/health;
-        }
-
-        location / {
-            deny all;
-        }
-
-        # Refused with an entry in the log, but as 404: a SuperNode takes 403 for the end of a run
-        # and hangs, 404 for a mistake and ends.
-        error_page 403 =404 @absent;
-        location @absent {
-            return 404;
-        }
-    }
-}
-"""
 
 
 def nginx_config(
@@ -134,6 +69,7 @@ def nginx_config(
     ca: str,
     certificate: str,
     key: str,
+    devices: str,
     resolver: str = "",
     body_mib: int = BODY_MIB,
 ) -> str:
@@ -151,6 +87,8 @@ def nginx_config(
         PEM file of the authority that signed the SuperLink's certificate.
     certificate, key : str
         PEM files that the proxy shows devices; the SuperLink's own will do.
+    devices : str
+        File that says whose keys there are; see `deploy.fleet.device_map`.
     resolver : str
         IP address of a name server; needed if the SuperLink is given by a host name.
     body_mib : int
@@ -163,7 +101,7 @@ def nginx_config(
     """
     values = {
         "listen": listen, "superlink": superlink, "superlink_name": superlink_name, "ca": ca,
-        "certificate": certificate, "key": key,
+        "certificate": certificate, "key": key, "devices": devices,
     }  # fmt: skip
     for name, value in values.items():
         if not _PLAIN.fullmatch(value):
@@ -181,7 +119,22 @@ def nginx_config(
         )
     values["resolver"] = f"resolver {resolver} valid=10s;" if resolver else "# no resolver needed"
     values |= {"calls": "|".join(FLEET_CALLS), "body_mib": str(body_mib)}
-    return re.sub("@([a-z_]+)@", lambda match: values[match[1]], _TEMPLATE)
+    numbers = {
+        "device_calls": DEVICE_CALLS, "address_calls": ADDRESS_CALLS,
+        "address_rate": ADDRESS_RATE, "address_burst": ADDRESS_BURST,
+    }  # fmt: skip
+    values |= {name: str(number) for name, number in numbers.items()}
+    values |= {
+        "refused_start": _flower_error("Failed to activate SuperNode."),
+        "refused_call": _flower_error("Invalid SuperNode authentication."),
+    }
+    return re.sub("@([a-z_]+)@", lambda match: values[match[1]], TEMPLATE)
+
+
+def _flower_error(text: str) -> str:
+    """Return the body of an answer from which a SuperNode takes what it shows."""
+    reason = "The proxy says: this key is $refusal."
+    return json.dumps({"code": NODE_NOT_ACTIVATED, "detail": text, "extra": reason})
 
 
 def compose_proxy() -> str:
@@ -193,6 +146,7 @@ def compose_proxy() -> str:
         ca="/run/secrets/ca.crt",
         certificate="/run/secrets/server.crt",
         key="/run/secrets/server.key",
+        devices="/etc/wildflower/devices.map",
         resolver="127.0.0.11",  # Docker's own
     )
 
@@ -236,6 +190,7 @@ def fleet_proxy(fleet: Fleet, listen: str = "") -> str:
         ca=str(files.ca),
         certificate=str(files.certificate),
         key=str(files.certificate_key),
+        devices=str(device_map(fleet)),
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import http.client
+import re
 import signal
 import ssl
 import subprocess
@@ -21,7 +23,7 @@ from deploy.fleet.proxy import fleet_proxy
 from deploy.flower.commands import CONNECTION, FlowerClient, flower_environment
 from deploy.flower.processes import all_processes, executable, free_port
 from deploy.flower.text import log_text
-from tests.proxy_support import OUTSIDE, make_fleet, needs_nginx, running_nginx
+from tests.proxy_support import OUTSIDE, Behind, make_fleet, needs_nginx, running_nginx
 
 pytestmark = [pytest.mark.e2e, needs_nginx]
 
@@ -135,6 +137,37 @@ def supernode(
             if session == process.pid:
                 child.send_signal(signal.SIGKILL)
         process.wait(10)
+
+
+def resident(pid: int) -> float:
+    """Return what a process holds in memory, in MB."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(re.findall(r"VmRSS:\s+(\d+) kB", status)[0]) / 1000
+
+
+def stalled(behind: Behind, mebibytes: int) -> http.client.HTTPSConnection:
+    """Send that much of a call that says it is larger, as far as it is taken."""
+    kind = {"content-type": "application/protobuf"}  # else the SuperLink does not read it
+    connection = behind.begin(kind, (mebibytes + 1) * 2**20)
+    with contextlib.suppress(OSError):  # refused in the middle
+        for _ in range(mebibytes):
+            connection.send(bytes(2**20))
+    return connection
+
+
+def test_the_superlink_does_not_grow_by_calls_of_strangers(setting: Setting) -> None:
+    """Nine that stall after 59 MiB cost it 550 MB where a proxy passes bodies on as they come."""
+    behind = Behind(setting.fleet)
+    pid = setting.running.processes["superlink"].pid
+    assert pid
+    before = resident(pid)
+    with concurrent.futures.ThreadPoolExecutor(9) as pool:
+        connections = list(pool.map(lambda _: stalled(behind, 59), range(9)))
+    time.sleep(1)
+    grown = resident(pid) - before
+    for connection in connections:
+        connection.close()
+    assert grown < 50, f"{grown} MB"
 
 
 def post(fleet: Fleet, host: str, path: str) -> int:

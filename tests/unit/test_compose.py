@@ -24,6 +24,8 @@ from packaging.requirements import Requirement
 
 from client_app.node import NODE_KEYS
 from deploy.fleet.description import Device, Files, Tls
+from deploy.fleet.device_map import device_map
+from tests.proxy_support import make_fleet
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 VARIABLE = re.compile(r"\$\{(\w+)(?::([-?])([^}]*))?\}")
@@ -246,6 +248,9 @@ def test_what_must_survive_lies_in_the_fleets_directory(
     mounts = {name: s.get("volumes", []) for name, s in services.items()}
     assert mounts["superlink"] == [f"{files.of('superlink')}:/app/state"]
     assert mounts["superexec-server"] == [f"{files.of('superexec')}/wildflower:/app/wildflower"]
+    keys = device_map(make_fleet(Path(FLEET), 8000))
+    assert f"{keys.parent}:/etc/wildflower:ro" in mounts["proxy"]
+    assert 'include "/etc/wildflower/devices.map";' in (DEPLOY / "nginx.conf").read_text()
     for number in (0, 1):
         supernode = arguments(services[f"supernode-{number}"])
         node = parse_config_args([supernode.node_config])

@@ -19,7 +19,14 @@ from deploy.fleet import proxy as proxy_module
 from deploy.fleet.description import Files, Fleet, Tls
 from deploy.fleet.device import behind_proxy, server_unit, systemd_unit
 from deploy.fleet.fleet_file import read_fleet
-from deploy.fleet.proxy import BODY_MIB, FLEET_CALLS, fleet_proxy
+from deploy.fleet.proxy import (
+    ADDRESS_CALLS,
+    ADDRESS_RATE,
+    BODY_MIB,
+    DEVICE_CALLS,
+    FLEET_CALLS,
+    fleet_proxy,
+)
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 README = (DEPLOY / "README.md").read_text(encoding="utf-8")
@@ -171,7 +178,7 @@ def test_the_containers_directories_are_those_that_compose_mounts() -> None:
     }
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
     mounted = {
-        volume.rpartition(":")[0]
+        volume.removesuffix(":ro").rpartition(":")[0]
         for service in compose["services"].values()
         for volume in service.get("volumes", [])
         if "WILDFLOWER_FLEET" in volume
@@ -205,6 +212,10 @@ def test_numbers_in_the_text_are_the_codes() -> None:
     words = {10: "ten"}
     assert f"passes on the {words[len(FLEET_CALLS)]} calls" in PROSE
     assert f"more than {BODY_MIB} MiB" in PROSE
+    limits = (
+        f"{DEVICE_CALLS} calls at a time, an address {ADDRESS_CALLS}, and {ADDRESS_RATE} a second"
+    )
+    assert limits in PROSE
     assert f"{device_module.NODE_RESTART_SECONDS:.0f} s on a device" in PROSE
     from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
 

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from deploy.fleet.description import Device, Fleet, Restarts, Server, Tls
+from deploy.fleet.device_map import device_map
 from deploy.fleet.identities import make_identities, server_names
 from strategies.base.options import ConfigError
 
@@ -58,7 +59,8 @@ def test_only_the_owner_can_read_what_is_private(fleet: Fleet, umask: int) -> No
         os.umask(before)
     files = fleet.files
     private = [files.ca_key, files.certificate_key, files.secret, *map(files.key, fleet.devices)]
-    assert [mode(path) for path in private] == [0o600] * 5
+    private.append(device_map(fleet))  # not secret, but who has which key is nobody's business
+    assert [mode(path) for path in private] == [0o600] * 6
     folders = [fleet.directory, files.ca_key.parent, files.key(fleet.devices[0]).parent]
     assert [mode(path) for path in folders] == [0o700] * 3
     everything = {path for path in fleet.directory.rglob("*") if path.is_file()}

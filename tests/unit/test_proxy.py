@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import inspect
 import re
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from flwr.supercore.error import FlowerError
 
 from deploy.fleet.description import Tls
 from deploy.fleet.identities import make_identities
-from deploy.fleet.proxy import BODY_MIB, FLEET_CALLS, compose_proxy, fleet_proxy, main, nginx_config
+from deploy.fleet.proxy import (
+    ADDRESS_BURST,
+    ADDRESS_CALLS,
+    ADDRESS_RATE,
+    BODY_MIB,
+    DEVICE_CALLS,
+    FLEET_CALLS,
+    compose_proxy,
+    fleet_proxy,
+    main,
+    nginx_config,
+)
 from deploy.flower.processes import free_port
 from strategies.base.options import ConfigError
 from tests.proxy_support import (
     NGINX,
     OUTSIDE,
     Behind,
+    as_myself,
     make_fleet,
     needs_nginx,
     running_nginx,
@@ -70,7 +85,7 @@ def test_headers_that_prove_who_a_node_is_have_names_that_nginx_passes_on() -> N
 def test_the_largest_request_has_room_for_flowers_pieces_of_arrays() -> None:
     from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE as PIECE
 
-    assert 2 * PIECE < BODY_MIB * 2**20
+    assert PIECE + 2**20 <= BODY_MIB * 2**20
 
 
 @needs_nginx
@@ -145,16 +160,13 @@ def test_other_methods_are_refused(behind: Behind, path: str) -> None:
 
 
 @needs_nginx
-def test_a_body_is_passed_on_while_it_comes(behind: Behind) -> None:
-    """As it must be where memory and disk of the proxy are small."""
-    body, behind.body_bytes = bytes(12 * 2**20), 0
-    connection = behind.connect()
+def test_a_body_is_passed_on_when_it_is_whole(behind: Behind) -> None:
+    """Whoever stalls in the middle of one costs the SuperLink nothing."""
+    body, behind.body_bytes = bytes(5 * 2**20 + 1000), 0
     behind.body_started.clear()
-    connection.putrequest("POST", "/v1/fleet/push-object")
-    connection.putheader("Content-Length", str(len(body)))
-    connection.endheaders(body[: 2**20])
-    assert behind.body_started.wait(10)
-    connection.send(body[2**20 :])
+    connection = behind.begin(behind.key(), len(body), body[: 5 * 2**20])
+    assert not behind.body_started.wait(0.5)
+    connection.send(body[5 * 2**20 :])
     assert connection.getresponse().status == 200
     connection.close()
     assert behind.body_bytes == len(body)
@@ -163,13 +175,81 @@ def test_a_body_is_passed_on_while_it_comes(behind: Behind) -> None:
 @needs_nginx
 def test_a_body_that_is_too_large_is_refused_unread(behind: Behind) -> None:
     behind.body_started.clear()
-    connection = behind.connect()
-    connection.putrequest("POST", "/v1/fleet/push-object")
-    connection.putheader("Content-Length", str(BODY_MIB * 2**20 + 1))
-    connection.endheaders(b"x")
+    connection = behind.begin(behind.key(), BODY_MIB * 2**20 + 1)
     assert connection.getresponse().status == 413
     connection.close()
     assert not behind.body_started.is_set()
+
+
+OTHER_KEY = "LS0tLS1CRUdJTiBQVUJMSUMgS0VZLS0tLS0K"
+
+
+@needs_nginx
+@pytest.mark.parametrize("headers", [{}, {"flwr-public-key": OTHER_KEY}])
+def test_a_call_without_a_devices_key_is_refused_unread(
+    behind: Behind, headers: dict[str, str]
+) -> None:
+    """At its headers: the SuperLink would read all of it before it looks at the key."""
+    behind.requests.clear()
+    connection = behind.begin(headers, 5 * 2**20)
+    answer = connection.getresponse()
+    error = FlowerError.from_json(answer.read().decode())
+    connection.close()
+    assert answer.status == 401  # a SuperNode ends in order
+    assert error
+    assert "this key is unknown" in str(error.public_details)
+    assert behind.requests == []
+
+
+@needs_nginx
+def test_a_key_that_is_not_registered_is_refused_as_the_superlink_does_it(behind: Behind) -> None:
+    connection = behind.connect()
+    connection.request("POST", "/v1/fleet/activate-node", b"", {"flwr-public-key": OTHER_KEY})
+    answer = connection.getresponse()
+    error = FlowerError.from_json(answer.read().decode())
+    connection.close()
+    assert (answer.status, error and error.code) == (412, 2004)
+    assert behind.ask("POST", "/refused/activate-node") == 404
+
+
+@needs_nginx
+def test_a_device_has_a_few_calls_at_a_time(behind: Behind) -> None:
+    """And what it has too many does not keep others out."""
+    stalled = [behind.begin(behind.key(), 5 * 2**20) for _ in range(DEVICE_CALLS)]
+    try:
+        deadline = time.monotonic() + 10
+        while (status := behind.ask("POST", "/v1/fleet/get-fab")) == 200:
+            assert time.monotonic() < deadline
+        assert status == 503
+        assert behind.ask("POST", "/v1/fleet/get-fab", headers=behind.key(1)) == 200
+    finally:
+        for connection in stalled:
+            connection.close()
+
+
+@needs_nginx
+def test_an_address_that_asks_too_often_is_slowed_down_and_then_refused(tmp_path: Path) -> None:
+    fleet = make_fleet(tmp_path / "fleet", free_port())
+    make_identities(fleet)
+    config = fleet_proxy(fleet)
+    assert config.count(f"rate={ADDRESS_RATE}r/s") == config.count(f"burst={ADDRESS_BURST};") == 1
+    config = config.replace(f"rate={ADDRESS_RATE}r/s", "rate=2r/s")
+    config = config.replace(f"burst={ADDRESS_BURST};", "burst=1;")
+    with server_behind(fleet) as server, running_nginx(config, tmp_path / "nginx"):
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            asked = [pool.submit(server.ask, "POST", "/v1/fleet/get-fab") for _ in range(4)]
+        assert sorted(future.result() for future in asked) == [200, 200, 503, 503]
+
+
+def test_limits_leave_room_for_what_a_supernode_does() -> None:
+    from flwr.supercore.constant import FLWR_PRIVATE_MAX_CONCURRENT_OBJ_PULLS as PULLS
+    from flwr.supercore.constant import FLWR_PRIVATE_MAX_CONCURRENT_OBJ_PUSHES as PUSHES
+    from flwr.supercore.retry.http_retry import _RETRYABLE_STATUS_CODES
+
+    assert max(PULLS, PUSHES) + 2 <= DEVICE_CALLS  # a heartbeat and a question
+    assert DEVICE_CALLS < ADDRESS_CALLS
+    assert ADDRESS_BURST / ADDRESS_RATE < 10  # s; a SuperNode waits for 30
+    assert 503 in _RETRYABLE_STATUS_CODES
 
 
 @needs_nginx
@@ -217,10 +297,11 @@ def test_nginx_accepts_the_committed_file(tmp_path: Path) -> None:
     fleet = make_fleet(tmp_path / "fleet", 8000)
     make_identities(fleet)
     text = COMMITTED.read_text().replace("/run/secrets/", f"{fleet.directory}/tls/")
+    text = text.replace("/etc/wildflower/", f"{fleet.files.of('proxy')}/")
     (tmp_path / "nginx.conf").write_text(text)
     assert NGINX
     check = subprocess.run(
-        [NGINX, "-t", "-e", "stderr", "-p", str(tmp_path), "-c", "nginx.conf"],
+        [NGINX, *as_myself(), "-t", "-e", "stderr", "-p", str(tmp_path), "-c", "nginx.conf"],
         check=False, capture_output=True, text=True, timeout=30,
     )  # fmt: skip
     assert check.returncode == 0, check.stderr
@@ -230,7 +311,7 @@ def test_nginx_accepts_the_committed_file(tmp_path: Path) -> None:
 def values(**changes: str) -> dict[str, str]:
     return {
         "listen": "0.0.0.0:8443", "superlink": "127.0.0.1:8000", "superlink_name": "localhost",
-        "ca": "/ca", "certificate": "/c", "key": "/k", **changes,
+        "ca": "/ca", "certificate": "/c", "key": "/k", "devices": "/d", **changes,
     }  # fmt: skip
 
 
