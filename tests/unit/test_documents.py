@@ -53,8 +53,7 @@ def test_every_document_is_one_click_from_the_readme() -> None:
 
 @every_document
 def test_lines_are_wrapped(document: Path) -> None:
-    """`python -m tests.documents` wraps them."""
-    assert text_of(document) == wrapped(text_of(document))
+    assert text_of(document) == wrapped(text_of(document)), "wrap it: python -m tests.documents"
 
 
 def test_wrapping_fills_prose_and_leaves_the_rest() -> None:
