@@ -13,6 +13,7 @@ import torch
 from flwr.app import Context
 
 from data import (
+    TEXT_DATASETS,
     ClientData,
     load_client_data,
     load_device_data,
@@ -68,7 +69,7 @@ def client_context(context: Context, server_round: int, exchange: int = 1) -> Cl
         client_id=client_id,
         server_round=server_round,
         run=run,
-        data=_data(run, node) if task is None else _task_data(run, node, task, model_name),
+        data=_data(run, node, task, model_name),
         model_name=model_name,
         device=device,
         exchange=exchange,
@@ -127,7 +128,34 @@ def _parse(items: tuple[tuple[str, bool | int | float | str], ...]) -> RunConfig
     return parse_run_config(dict(items))
 
 
-def _data(run: RunConfig, node: Mapping[str, object]) -> ClientData:
+def _data(
+    run: RunConfig, node: Mapping[str, object], task: TaskSpec | None, model_name: str
+) -> ClientData:
+    """Return what this node learns from: for its task, if it has one, else what its data is."""
+    if task is None and _dataset(run, node) in TEXT_DATASETS:
+        _refuse_sentences(run, node)
+        task = TaskSpec("text", _dataset(run, node))
+    if task is not None:
+        return _task_data(run, node, task, model_name)
+    return _image_data(run, node)
+
+
+def _dataset(run: RunConfig, node: Mapping[str, object]) -> str:
+    """Return the name of the data set that a node without a task has."""
+    # A device's own data are images in folders, unless all clients read sentences.
+    images = "partition-id" not in node and run.dataset not in TEXT_DATASETS
+    return str(node.get("dataset", "imagefolder" if images else run.dataset))
+
+
+def _refuse_sentences(run: RunConfig, node: Mapping[str, object]) -> None:
+    if "text" not in run.chosen_method.reads:
+        raise ConfigError(
+            f"dataset = {_dataset(run, node)!r} in node-config: method {run.method!r} works on "
+            "images, and these are sentences; give the node images, or choose another method"
+        )
+
+
+def _image_data(run: RunConfig, node: Mapping[str, object]) -> ClientData:
     """Return this node's share of a data set (its own copy may lie elsewhere), or its own data."""
     spec, folder = run.data_spec, node.get("data-dir")
     if "partition-id" in node:
@@ -139,8 +167,8 @@ def _data(run: RunConfig, node: Mapping[str, object]) -> ClientData:
         return load_client_data(dataclasses.replace(spec, **places), number, partitions)
     if not folder:
         raise _nothing_to_learn_from()
-    dataset = str(node.get("dataset", "imagefolder"))
-    return load_device_data(dataclasses.replace(spec, dataset=dataset, data_dir=str(folder)))
+    own = dataclasses.replace(spec, dataset=_dataset(run, node), data_dir=str(folder))
+    return load_device_data(own)
 
 
 def _task_data(

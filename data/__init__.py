@@ -19,7 +19,7 @@ from data.client_data import ClientData, load_client_data, load_device_data
 from data.dataset import ImageDataset, load_dataset
 from data.partition import ClientIndices, partition_indices
 from data.public import PublicData, load_public
-from data.spec import DATASETS, PARTITIONS, TEST_SPLITS, DataError, DataSpec
+from data.spec import DATASETS, PARTITIONS, TEST_SPLITS, TEXT_DATASETS, DataError, DataSpec
 from data.split import Split, TaskSplit, normalise
 from data.task_data import Tokenise, load_device_task_data, load_task_data
 from data.tasks import METRIC_OF, TASK_GROUPS, TaskSpec, assign_task, parse_task, parse_tasks
@@ -38,6 +38,7 @@ __all__ = [
     "PARTITIONS",
     "TASK_GROUPS",
     "TEST_SPLITS",
+    "TEXT_DATASETS",
     "AnnotatedDataset",
     "ClientData",
     "ClientIndices",

@@ -23,6 +23,8 @@ DATASETS: tuple[str, ...] = (
     "coco",
     "tsv",
 )
+TEXT_DATASETS: tuple[str, ...] = ("tsv",)
+"""Those of sentences, which have no images."""
 PARTITIONS: tuple[str, ...] = ("dirichlet", "pathological", "class-shares", "iid")
 TEST_SPLITS: tuple[str, ...] = ("personal", "global")
 

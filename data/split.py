@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,10 @@ class Split:
         """Count examples by label; labels without an example are absent."""
         labels, counts = np.unique(self.labels, return_counts=True)
         return {int(label): int(count) for label, count in zip(labels, counts, strict=True)}
+
+    def take(self, positions: NDArray[np.int64]) -> Self:
+        """Return the examples at some positions, (n,), as a split of the same kind."""
+        return replace(self, indices=self.indices[positions])
 
     def batch(self, positions: Sequence[int] | NDArray[np.int64] | Tensor) -> tuple[Tensor, Tensor]:
         """Gather examples.

@@ -41,7 +41,7 @@ def proven() -> Iterator[None]:
 
 def build_model(
     name: str,
-    shape: InputShape,
+    shape: InputShape | TextShape,
     feature_dim: int = 512,
     mapping: str = "AP",
     *,
@@ -56,8 +56,8 @@ def build_model(
     ----------
     name : str
         A name of `list_models`, or ``"package.module:factory"`` for a backbone of your own.
-    shape : InputShape
-        Image channels, image size and number of classes.
+    shape : InputShape or TextShape
+        What the data asks for; for text see `models.tokens.text_shape_of`.
     feature_dim : int, default 512
         Width d of the head's input, common to all clients.
     mapping : {"AP", "MP", "FC", "none"}, default "AP"
@@ -75,15 +75,19 @@ def build_model(
     Raises
     ------
     ModelError
-        Unknown name, a model that reads text, a backbone without the contract, or images that do
-        not fit the model.
+        Unknown name, a model that does not read what the data has, a backbone without the
+        contract, or images that do not fit the model.
     """
     info = model_info(name)
-    if info.modality != "image":
-        raise ModelError(
-            f"model {name!r} reads {info.modality}, and here images are classified; give the "
-            f"client a task with text (key tasks), or one of {', '.join(list_models('cnn*'))}, ..."
+    wanted = "text" if isinstance(shape, TextShape) else "image"
+    if info.modality != wanted:
+        remedy = (
+            f"choose one of {', '.join(list_models(modality='text'))}"
+            if wanted == "text"
+            else "set dataset to one with sentences (tsv), give the client a task with text (key "
+            f"tasks), or choose one of {', '.join(list_models('cnn*'))}, ..."
         )
+        raise ModelError(f"model {name!r} reads {info.modality}, its data has {shape}; {remedy}")
     with nullcontext() if seed is None else private_stream(seed):
         backbone, raw_dim = build_backbone(info, shape, lora_rank=0)
         if mapping == "none" or not info.adapter:

@@ -10,26 +10,30 @@ from __future__ import annotations
 
 from torch import nn
 
-from models.base import InputShape, ModelError, SplitModel
+from models.base import InputShape, ModelError, SplitModel, TextShape
 from models.cnn import ConvNet
 from models.mapping import build_mapping
+from models.text import NarrowedText
 
 SMALL_MODELS = ("cnn5", "cnn1", "fedavgcnn")
-"""Accepted kinds; the first is the default."""
+"""Accepted kinds for images; the first is the default."""
+SMALL_TEXT_MODEL = "text-small"
+"""The kind for sentences."""
 
 _HIDDEN = {"cnn5": 500, "cnn1": 2000}
 _FEDAVGCNN_WIDTH = 512
 
 
-def build_small_model(kind: str, shape: InputShape, width: int) -> SplitModel:
-    """Build the common small model: images to features ``(N, width)`` to logits ``(N, C)``.
+def build_small_model(kind: str, shape: InputShape | TextShape, width: int) -> SplitModel:
+    """Build the common small model: examples to features ``(N, width)`` to logits ``(N, C)``.
 
     Parameters
     ----------
-    kind : {"cnn5", "cnn1", "fedavgcnn"}
-        CNN-5 or CNN-1 whose second linear layer is `width` wide; or FedAvgCNN whose features are
-        average-pooled to `width`, which adds no parameters.
-    shape : InputShape
+    kind : {"cnn5", "cnn1", "fedavgcnn", "text-small"}
+        For images CNN-5 or CNN-1 whose second linear layer is `width` wide; or FedAvgCNN whose
+        features are average-pooled to `width`, which adds no parameters. For sentences the model
+        `text-small` with a linear layer to `width` and a ReLU behind it, as CNN-5 ends.
+    shape : InputShape or TextShape
         Of the data, equal on all clients.
     width : int
         d1, the width of the features. The head is ``Linear(width, C)``.
@@ -42,12 +46,19 @@ def build_small_model(kind: str, shape: InputShape, width: int) -> SplitModel:
     Raises
     ------
     ModelError
-        Unknown kind, width below 1, or images below 16x16.
+        Unknown kind, one that reads something else, width below 1, or images below 16x16.
     """
-    if kind not in SMALL_MODELS:
-        raise ModelError(f"small model {kind!r} is unknown; use one of {', '.join(SMALL_MODELS)}")
+    if kind not in (*SMALL_MODELS, SMALL_TEXT_MODEL):
+        known = ", ".join((*SMALL_MODELS, SMALL_TEXT_MODEL))
+        raise ModelError(f"small model {kind!r} is unknown; use one of {known}")
     if width < 1:
         raise ModelError(f"small model {kind!r}: width={width!r}, must be 1 or more")
+    if isinstance(shape, TextShape):
+        if kind != SMALL_TEXT_MODEL:
+            raise ModelError(f"small model {kind!r} reads images, the data has {shape}")
+        return _wrapped(kind, NarrowedText(shape, width), width, width, shape.num_classes)
+    if kind == SMALL_TEXT_MODEL:
+        raise ModelError(f"small model {kind!r} reads text, the data has {shape}")
     pooled = kind == "fedavgcnn"
     raw_dim = _FEDAVGCNN_WIDTH if pooled else width
     channels = (32, 64) if pooled else (16, 32)
@@ -56,11 +67,17 @@ def build_small_model(kind: str, shape: InputShape, width: int) -> SplitModel:
         backbone: nn.Module = ConvNet(shape, channels, widths)
     except ModelError as cause:
         raise ModelError(f"small model {kind!r} cannot be built for {shape}: {cause}") from cause
+    return _wrapped(kind, backbone, raw_dim, width, shape.num_classes)
+
+
+def _wrapped(
+    kind: str, backbone: nn.Module, raw_dim: int, width: int, num_classes: int
+) -> SplitModel:
     return SplitModel(
         f"small {kind}",
         backbone,
         build_mapping("AP", raw_dim, width),
         raw_dim=raw_dim,
         feature_dim=width,
-        num_classes=shape.num_classes,
+        num_classes=num_classes,
     )

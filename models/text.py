@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import partial
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from models.base import Backbone, TextShape
 from models.registry import register_model
@@ -17,6 +18,9 @@ from models.transformer import Encoder
 
 PADDING = 0
 """The token id that stands for no token, in every text model."""
+
+_SIZES = {"text-small": (64, 2, 2), "text-large": (128, 4, 4)}
+"""Width, depth and heads of the registered models."""
 
 
 class SmallText(Backbone):
@@ -43,6 +47,28 @@ class SmallText(Backbone):
         return mean_of_tokens(encoded, tokens)
 
 
+class NarrowedText(Backbone):
+    """The model `text-small`, then a linear layer and a ReLU: token ids to ``(N, width)``.
+
+    Parameters
+    ----------
+    shape : TextShape
+        Gives vocabulary and length.
+    width : int
+        Of what it returns.
+    """
+
+    def __init__(self, shape: TextShape, width: int) -> None:
+        super().__init__(raw_dim=width)
+        self.encoder = SmallText(shape, *_SIZES["text-small"], expansion=2)
+        self.narrow = nn.Linear(self.encoder.raw_dim, width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Token ids ``(N, length)`` to raw features ``(N, width)``."""
+        features: Tensor = F.relu(self.narrow(self.encoder(tokens)))
+        return features
+
+
 def unattended(tokens: Tensor) -> Tensor:
     """Return True at padding, ``(N, T)``; False all along a row that holds nothing else.
 
@@ -62,7 +88,7 @@ def mean_of_tokens(features: Tensor, tokens: Tensor) -> Tensor:
     return total / keep.sum(1).clamp(min=1)
 
 
-for _name, _width, _depth, _heads in (("text-small", 64, 2, 2), ("text-large", 128, 4, 4)):
+for _name, (_width, _depth, _heads) in _SIZES.items():
     register_model(
         _name, description=f"text transformer: {_depth} blocks of width {_width}", modality="text"
     )(partial(SmallText, width=_width, depth=_depth, heads=_heads, expansion=2))

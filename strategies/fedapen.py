@@ -131,7 +131,7 @@ def hold_out(train: Split, share: float, generator: np.random.Generator) -> tupl
     order = generator.permutation(len(train))
     held = holdout_size(len(train), share)
     kept, taken = np.sort(order[held:]), np.sort(order[:held])
-    return Split(train.dataset, train.indices[kept]), Split(train.dataset, train.indices[taken])
+    return train.take(kept), train.take(taken)
 
 
 def learn_weight(
@@ -228,7 +228,7 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
         """Return what the models train on and what w is learned on, the same in every round."""
         train = context.data.train
         if context.config.weight == "fixed":
-            return train, Split(train.dataset, train.indices[:0])
+            return train, train.take(np.arange(0))
         generator = context.numpy_generator("holdout", server_round=0)
         return hold_out(train, context.config.holdout, generator)
 

@@ -17,6 +17,7 @@ from models import (
     InputShape,
     SplitModel,
     TaskModel,
+    TextShape,
     build_model,
     build_task_model,
     text_shape_of,
@@ -81,19 +82,17 @@ class ClientContext:
         return payload_sizes(self.run, self.data.num_classes)
 
     @property
-    def shape(self) -> InputShape:
-        """Channels, image size and classes of the local data."""
-        return InputShape(self.data.channels, self.data.image_size, self.data.num_classes)
+    def shape(self) -> InputShape | TextShape:
+        """What the local data asks of a model; of sentences, by this client's tokeniser."""
+        data = self.data
+        if data.task == "text":
+            return text_shape_of(self.model_name, data.num_classes)
+        return InputShape(data.channels, data.image_size, data.num_classes)
 
     def build_task_model(self, *, in_path: bool = False) -> TaskModel:
         """Build the client's model for its task; see `models.TaskModel`."""
-        shape = (
-            self.shape
-            if self.data.channels
-            else text_shape_of(self.model_name, self.data.num_classes)
-        )
         return build_task_model(
-            self.model_name, self.data.task, shape, self.run.feature_dim,
+            self.model_name, self.data.task, self.shape, self.run.feature_dim,
             in_path=in_path, lora_rank=self.run.lora_rank,
         )  # fmt: skip
 

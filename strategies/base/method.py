@@ -57,6 +57,8 @@ class Method:
         "personal" or "global": which model accuracies belong to.
     any_task : bool
         Whether clients may differ in their task and label set (run-config key `tasks`).
+    reads : tuple of str
+        What the clients' examples may be where all learn from one data set: "image", "text".
     public_data : bool
         Whether all clients need the public data (`public-dataset`); checked at the registration.
     """
@@ -74,6 +76,7 @@ class Method:
     evaluated_model: str = "personal"
     any_task: bool = False
     public_data: bool = False
+    reads: tuple[str, ...] = ("image", "text")
 
 
 SHARED = ("base", "common")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from data import DATASETS, PARTITIONS, DataError, DataSpec
-from data.tasks import parse_tasks
+from data import DATASETS, PARTITIONS, TEXT_DATASETS, DataError, DataSpec
+from data.tasks import TaskSpec, parse_tasks
 from models import ModelError, resolve_models
 from strategies.base.former_names import in_present_words
 from strategies.base.lr_schedule import SCHEDULES, LrSchedule
@@ -335,13 +335,46 @@ def parse_run_config(values: Mapping[str, object]) -> RunConfig:
     except DataError as error:
         forms = "a group of tasks, or a comma list to cycle over"
         raise ConfigError(f"tasks = {run.tasks!r}: expected {forms}; {error}") from error
-    if tasks and not run.chosen_method.any_task:
+    _refuse_text(run, tasks)
+    if tasks and not run.chosen_method.any_task and not _one_text_task(tasks):
         able = [name for name in method_names() if get_method(name).any_task]
         raise ConfigError(
-            f"tasks = {run.tasks!r}: expected an empty text with method {run.method!r}, whose "
-            f"clients all classify the same images; methods for any task: {', '.join(able)}"
+            f"tasks = {run.tasks!r}: expected an empty text, or one text task, with method "
+            f"{run.method!r}, whose clients all learn from one data set; methods for any task: "
+            f"{', '.join(able)}"
         )
     configs: dict[str, Any] = {
         name: parse_options(get_method(name).config, values, name + ".") for name in method_names()
     }
     return dataclasses.replace(run, method_config=configs[run.method])
+
+
+def _one_text_task(tasks: Sequence[TaskSpec]) -> bool:
+    """Say whether all clients learn one task, on sentences."""
+    return len(set(tasks)) == 1 and tasks[0].task == "text"
+
+
+def _refuse_text(run: RunConfig, tasks: Sequence[TaskSpec]) -> None:
+    """Refuse a run on sentences with what is for images alone.
+
+    Raises
+    ------
+    ConfigError
+        Naming the key.
+    """
+    if tasks and not _one_text_task(tasks):
+        return  # such methods serve any task
+    if not tasks and run.dataset not in TEXT_DATASETS:
+        return
+    key = f"tasks = {run.tasks!r}" if tasks else f"dataset = {run.dataset!r}"
+    method = run.chosen_method
+    if "text" not in method.reads:
+        others = [name for name in method_names() if "text" in get_method(name).reads]
+        raise ConfigError(
+            f"{key}: method {run.method!r} works on images, and these are sentences; expected one "
+            f"of {', '.join(others)}"
+        )
+    if run.augment != "none":
+        raise ConfigError(
+            f"augment = {run.augment!r}: expected none with {key}, which has no images to vary"
+        )

@@ -300,5 +300,6 @@ METHOD = register(
         training=Training(optimizer="adam", lr=1e-3),
         common_feature_dim=False,
         evaluated_model="global",
+        reads=("image",),  # stem and body are cut at feature maps
     )
 )
