@@ -19,7 +19,13 @@ from client_app.evaluation import evaluate_client
 from client_app.node import client_context, client_id_of, state_root
 from client_app.state_store import StateStore, state_directory
 from data import DataError
-from models import ModelError, count_parameters
+from models import (
+    InputShape,
+    ModelError,
+    TextShape,
+    count_parameters,
+    tokeniser_fingerprint,
+)
 from models.build import proven
 from strategies.base.client import ClientContext
 from strategies.base.messages import (
@@ -63,6 +69,8 @@ def describe_client(context: ClientContext, method: Method) -> ClientInfo:
         model = method.client().build(context).model
     data = context.data
     counts = data.train.class_counts()
+    shape = context.shape
+    reading = {} if isinstance(shape, InputShape) else _reading(context.model_name, shape)
     return ClientInfo(
         client_id=context.client_id,
         model=context.model_name,
@@ -84,7 +92,17 @@ def describe_client(context: ClientContext, method: Method) -> ClientInfo:
         metric=data.metric,
         public_hash=PublicInputs(context).fingerprint if method.public_data else "",
         data_notes=data.notes,
+        **reading,
     )
+
+
+def _reading(model: str, shape: TextShape) -> dict[str, Any]:
+    """Return what the client's information says of a text model's tokens."""
+    return {
+        "vocabulary": shape.vocabulary,
+        "text_length": shape.length,
+        "tokeniser": tokeniser_fingerprint(model),
+    }
 
 
 def answer_train(message: Message, context: Context, method: Method) -> Message:

@@ -65,7 +65,13 @@ from models.groups import FORMER_GROUPS, GROUPS, assign_model, current_group, re
 from models.mapping import MAPPINGS, build_mapping
 from models.registry import ModelInfo, list_models, model_info, register_model
 from models.task_model import TaskModel, build_task_model
-from models.tokens import Tokenise, hash_tokens, text_shape_of, tokeniser_of
+from models.tokens import (
+    Tokenise,
+    hash_tokens,
+    text_shape_of,
+    tokeniser_fingerprint,
+    tokeniser_of,
+)
 
 __all__ = [
     "FORMER_GROUPS",
@@ -93,5 +99,6 @@ __all__ = [
     "register_model",
     "resolve_models",
     "text_shape_of",
+    "tokeniser_fingerprint",
     "tokeniser_of",
 ]

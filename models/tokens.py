@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import zlib
 from collections.abc import Callable, Sequence
@@ -20,6 +21,11 @@ VOCABULARY = 4096
 LENGTH = 32
 
 _WORD = re.compile(r"\w+")
+_PROBE = (
+    "A quick brown fox; it jumps over 13 lazy dogs!",
+    "naïve café, don't re-read: unfathomably tokenised words",
+    "",
+)
 
 
 def hash_tokens(
@@ -82,6 +88,18 @@ def text_shape_of(model_name: str, num_classes: int) -> TextShape:
     info = _text_model(model_name)
     vocabulary, length = text_limits(info) if info.place else (VOCABULARY, LENGTH)
     return TextShape(vocabulary, length, num_classes)
+
+
+def tokeniser_fingerprint(model_name: str) -> str:
+    """Return 16 hexadecimal digits that are equal where sentences become the same tokens.
+
+    Judged by what the tokeniser makes of some words, numbers and signs, and by its limits: two
+    vocabularies of one size may number the same words otherwise.
+    """
+    shape = text_shape_of(model_name, 1)
+    digest = hashlib.sha256(f"{shape.vocabulary}|{shape.length}|".encode())
+    digest.update(tokeniser_of(model_name)(_PROBE).astype("<i8").tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _text_model(name: str) -> ModelInfo:

@@ -41,12 +41,16 @@ from torch import Tensor
 
 from data import Split
 from models import SplitModel
-from models.small import build_small_model
 from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.method import Method, Training, register
 from strategies.base.options import option
 from strategies.base.payload import Template
-from strategies.common.small_model import SmallModelPayload, SmallModelServer, imitation
+from strategies.common.small_model import (
+    SmallModelPayload,
+    SmallModelServer,
+    imitation,
+    small_model,
+)
 from strategies.common.training import EVALUATION_BATCH, device_batches, precision, train_epochs
 from strategies.common.weights import load_arrays, state_arrays, state_template
 
@@ -59,6 +63,7 @@ class Config:
     ----------
     small_model : str
         Architecture of the shared model, see `models.small`; its features are feature-dim wide.
+        On sentences the default stands for text-small.
     weight : str
         w is "learned", or "fixed" at 0.5 (FedEN).
     holdout : float
@@ -73,7 +78,7 @@ class Config:
         Weights of theta_k on the server: equal ("uniform"), or n_k ("weighted").
     """
 
-    small_model: str = option("fedavgcnn", "cnn5", "cnn1")
+    small_model: str = option("fedavgcnn", "cnn5", "cnn1", "text-small")
     weight: str = option("learned", "fixed")
     holdout: float = option(0.05, above=0, maximum=0.5)
     weight_lr: float = option(1e-3, above=0)
@@ -222,7 +227,7 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
 
     def _small_model(self, context: ClientContext) -> SplitModel:
         width = context.run.feature_dim
-        return build_small_model(context.config.small_model, context.shape, width)
+        return small_model(context.run, context.shape, width)
 
     def _splits(self, context: ClientContext) -> tuple[Split, Split]:
         """Return what the models train on and what w is learned on, the same in every round."""
@@ -261,5 +266,6 @@ METHOD = register(
         server=Server,
         training=Training(optimizer="sgd", lr=0.01),
         common_feature_dim=False,
+        shares_reader=True,
     )
 )

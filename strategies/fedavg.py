@@ -73,5 +73,6 @@ METHOD = register(
         training=Training(optimizer="sgd", lr=0.01),
         common_feature_dim=False,
         evaluated_model="global",
+        shares_reader=True,
     )
 )

@@ -42,13 +42,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models import SplitModel
-from models.small import SMALL_MODELS, build_small_model
+from models.small import SMALL_MODELS, SMALL_TEXT_MODEL
 from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.messages import ClientInfo
 from strategies.base.method import Method, Training, register
 from strategies.base.options import ConfigError, option
 from strategies.base.payload import Template
-from strategies.common.small_model import SmallModelPayload, SmallModelServer
+from strategies.common.small_model import SmallModelPayload, SmallModelServer, small_model
 from strategies.common.training import train_epochs
 from strategies.common.weights import load_arrays, state_arrays, state_template
 
@@ -62,6 +62,7 @@ class Config:
     small_model : str
         Architecture of G: CNN-5 (the paper's, between unlike clients), CNN-1 (between equal
         ones), or HtFLlib's FedAvgCNN, whose 512 features are average-pooled to d1.
+        On sentences the default stands for text-small.
     d1 : int
         Width of the small model's features, at most every client's d2.
     local_width : str
@@ -77,7 +78,7 @@ class Config:
         The ablation and the variant of the module's head; not both.
     """
 
-    small_model: str = option(SMALL_MODELS[0], *SMALL_MODELS)
+    small_model: str = option(*SMALL_MODELS, SMALL_TEXT_MODEL)
     d1: int = option(100, minimum=16)
     local_width: str = option("raw", "feature-dim")
     weight_small: float = option(1.0, minimum=0)
@@ -165,13 +166,13 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
         config = context.config
         model = context.build_model(mapping="none" if config.local_width == "raw" else "AP")
         d1, d2 = config.d1, model.feature_dim
-        small = build_small_model(config.small_model, context.shape, d1)
+        small = small_model(context.run, context.shape, d1)
         return ClientState(model, nn.Linear(d1 + d2, d2), small, config.small_head)
 
     def templates(self, context: ClientContext) -> Mapping[str, Template]:
         config = context.config
         with torch.device("meta"):
-            small = build_small_model(config.small_model, context.shape, config.d1)
+            small = small_model(context.run, context.shape, config.d1)
         return {"theta": state_template(exchanged(small, config.small_head))}
 
     def receive(self, context: ClientContext, state: ClientState, downlink: Downlink) -> None:
@@ -239,5 +240,6 @@ METHOD = register(
         training=Training(optimizer="sgd", lr=0.01, momentum=0.9, weight_decay=1e-3),
         evaluate_when="post",
         common_feature_dim=False,
+        shares_reader=True,
     )
 )

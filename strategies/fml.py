@@ -33,12 +33,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models import SplitModel
-from models.small import build_small_model
 from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.method import Method, Training, register
 from strategies.base.options import option
 from strategies.base.payload import Template
-from strategies.common.small_model import SmallModelPayload, SmallModelServer, imitation
+from strategies.common.small_model import (
+    SmallModelPayload,
+    SmallModelServer,
+    imitation,
+    small_model,
+)
 from strategies.common.training import train_epochs
 from strategies.common.weights import load_arrays, state_arrays, state_template
 
@@ -51,6 +55,7 @@ class Config:
     ----------
     small_model : str
         Architecture of the meme, see `models.small`; its features are feature-dim wide.
+        On sentences the default stands for text-small.
     alpha, beta : float
         Weight of cross entropy against imitation, for the private model and for the meme.
     clip_norm : float
@@ -59,7 +64,7 @@ class Config:
         Weights of theta_k on the server: n_k ("weighted"), or equal ("uniform").
     """
 
-    small_model: str = option("fedavgcnn", "cnn5", "cnn1")
+    small_model: str = option("fedavgcnn", "cnn5", "cnn1", "text-small")
     alpha: float = option(0.5, minimum=0, maximum=1)
     beta: float = option(0.5, minimum=0, maximum=1)
     clip_norm: float = option(10.0, minimum=0)
@@ -122,7 +127,7 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
 
     def _small_model(self, context: ClientContext) -> SplitModel:
         width = context.run.feature_dim
-        return build_small_model(context.config.small_model, context.shape, width)
+        return small_model(context.run, context.shape, width)
 
 
 class Server(SmallModelServer):
@@ -140,5 +145,6 @@ METHOD = register(
         server=Server,
         training=Training(optimizer="sgd", lr=0.01),
         common_feature_dim=False,
+        shares_reader=True,
     )
 )

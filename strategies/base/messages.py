@@ -47,6 +47,10 @@ class ClientInfo:
         What the client learns (`data.tasks`), and the metric its main score is named by.
     public_hash : str
         Stands for the public data it has, item by item; empty where the method needs none.
+    vocabulary, text_length : int
+        What its model reads of sentences: token ids below the one, the other many; 0 for images.
+    tokeniser : str
+        Equal exactly where sentences become the same tokens; empty for images.
     data_notes : str
         What its own files were read as and what was left out; empty for a published data set.
     """
@@ -70,6 +74,9 @@ class ClientInfo:
     task: str = "classification"
     metric: str = "accuracy"
     public_hash: str = ""
+    vocabulary: int = 0
+    text_length: int = 0
+    tokeniser: str = ""
     data_notes: str = ""
 
     def to_record(self) -> ConfigRecord:

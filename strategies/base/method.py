@@ -57,6 +57,9 @@ class Method:
         "personal" or "global": which model accuracies belong to.
     any_task : bool
         Whether clients may differ in their task and label set (run-config key `tasks`).
+    shares_reader : bool
+        Whether weights that read examples are exchanged, so that sentences have to become the
+        same tokens on all clients; checked at the registration.
     reads : tuple of str
         What the clients' examples may be where all learn from one data set: "image", "text".
     public_data : bool
@@ -76,6 +79,7 @@ class Method:
     evaluated_model: str = "personal"
     any_task: bool = False
     public_data: bool = False
+    shares_reader: bool = False
     reads: tuple[str, ...] = ("image", "text")
 
 

@@ -19,7 +19,7 @@ from strategies.base.payload import PayloadError, Template
 from strategies.base.replies import read_reply
 from strategies.base.rng import SERVER, numpy_generator, torch_generator
 from strategies.base.run_config import RunConfig, payload_sizes
-from strategies.base.unlike_clients import unlike_data, unlike_public_data
+from strategies.base.unlike_clients import unlike_data, unlike_public_data, unlike_tokenisers
 
 ServerState = TypeVar("ServerState")
 
@@ -186,6 +186,8 @@ class ServerHalf(Strategy, Generic[ServerState]):
         """Return where new clients contradict those of the other clients."""
         known = list(self.clients.values())
         problems = [] if self.method.any_task else unlike_data(known, infos)
+        if self.method.shares_reader and not problems:
+            problems = unlike_tokenisers(known, infos)
         return problems + (unlike_public_data(known, infos) if self.method.public_data else [])
 
     # Flower's Strategy ----------------------------------------------------------------------------

@@ -37,6 +37,16 @@ def unlike_public_data(known: Iterable[ClientInfo], infos: Sequence[ClientInfo])
     ]
 
 
+def unlike_tokenisers(known: Iterable[ClientInfo], infos: Sequence[ClientInfo]) -> list[str]:
+    """Return whose sentences become other tokens than most clients' do."""
+    return [
+        f"client {info.client_id}: model {info.model} turns sentences into other tokens than the "
+        "others' models do, so weights that read them cannot be shared; give all clients models "
+        "with one tokeniser (text-small, text-large), or choose a method that shares none"
+        for info, _ in _odd_ones(known, infos, "tokeniser")
+    ]
+
+
 def _odd_ones(
     known: Iterable[ClientInfo], infos: Sequence[ClientInfo], name: str
 ) -> Iterator[tuple[ClientInfo, object]]:

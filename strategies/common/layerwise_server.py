@@ -10,13 +10,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models import InputShape, SplitModel, build_model
+from models import InputShape, SplitModel, TextShape, build_model
 from strategies.base.messages import ClientInfo, ClientUpdate
 from strategies.base.options import AUTO
 from strategies.base.payload import Template
 from strategies.base.rng import SERVER, derive_seed, isolated_torch_rng
 from strategies.base.server import ServerHalf
 from strategies.common.layerwise import Layout, WeightsServerState, layout_of
+from strategies.common.shapes import shape_of
 from strategies.common.weights import RunningMean, state_views
 
 T = TypeVar("T", bound=WeightsServerState)
@@ -33,7 +34,7 @@ class LayerwiseServer(ServerHalf[T], Generic[T]):
     def __init__(self, run: Any) -> None:
         super().__init__(run)
         self._layouts: dict[str, Layout] = {}
-        self._shape: InputShape | None = None
+        self._shape: InputShape | TextShape | None = None
 
     def new_state(self, layerwise: bool, weights: dict[str, Tensor]) -> T:
         """Return the state before round 1."""
@@ -156,7 +157,7 @@ class LayerwiseServer(ServerHalf[T], Generic[T]):
             state.weights.setdefault(key, fresh[name].detach().clone())
 
     def _build(self, model: str, device: str) -> SplitModel:
-        self._shape = self._shape or _shape_of(next(iter(self.clients.values())))
+        self._shape = self._shape or shape_of(next(iter(self.clients.values())))
         with torch.device(device):
             return build_model(model, self._shape, self.run.feature_dim, self.config.mapping)
 
@@ -182,7 +183,7 @@ class LayerwiseServer(ServerHalf[T], Generic[T]):
         )
         if problems or not infos:
             return problems
-        self._shape = self._shape or _shape_of(infos[0])
+        self._shape = self._shape or shape_of(infos[0])
         if not must_nest:
             return []
         clash = self._clash(self._by_size(c.model for c in [*self.clients.values(), *infos]))
@@ -192,7 +193,3 @@ class LayerwiseServer(ServerHalf[T], Generic[T]):
             f"{clash}, so clients cannot be averaged by layer; choose models of one family, such "
             f"as resnet10 to resnet26, or {self.method.name}.aggregation = 'architecture'"
         ]
-
-
-def _shape_of(info: ClientInfo) -> InputShape:
-    return InputShape(info.channels, info.image_size, info.num_classes)

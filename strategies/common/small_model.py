@@ -13,12 +13,14 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models import InputShape, SplitModel
-from models.small import build_small_model
+from models import InputShape, SplitModel, TextShape
+from models.small import SMALL_TEXT_MODEL, build_small_model
 from strategies.base.messages import ClientInfo, ClientUpdate
 from strategies.base.payload import Template, arrays
 from strategies.base.rng import SERVER, derive_seed, isolated_torch_rng
+from strategies.base.run_config import RunConfig
 from strategies.base.server import ServerHalf
+from strategies.common.shapes import shape_of
 from strategies.common.weights import mean_states, state_arrays, state_template
 
 
@@ -34,6 +36,17 @@ class SmallModelState:
     """A server's state that is the averaged small model alone: theta."""
 
     theta: dict[str, Tensor]
+
+
+def small_model(run: RunConfig, shape: InputShape | TextShape, width: int) -> SplitModel:
+    """Build the small model that the method's `small-model` names, with features `width` wide.
+
+    Where the option is at its default, sentences are read by `text-small`.
+    """
+    kind: str = run.method_config.small_model
+    if isinstance(shape, TextShape) and kind == type(run.method_config).small_model:
+        kind = SMALL_TEXT_MODEL
+    return build_small_model(kind, shape, width)
 
 
 class SmallModelServer(ServerHalf[SmallModelState]):
@@ -55,9 +68,8 @@ class SmallModelServer(ServerHalf[SmallModelState]):
     def initial_state(self) -> SmallModelState:
         """Draw the first small model from the run's seed."""
         info = next(iter(self.clients.values()))
-        shape = InputShape(info.channels, info.image_size, info.num_classes)
         with isolated_torch_rng(derive_seed(self.run.seed, SERVER, 0, "small-model")):
-            small = build_small_model(self.config.small_model, shape, self.small_width)
+            small = small_model(self.run, shape_of(info), self.small_width)
         return SmallModelState(self.exchanged(small))
 
     def templates(self, info: ClientInfo) -> Mapping[str, Template]:

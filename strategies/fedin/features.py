@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from models import InputShape, ModelError, SplitModel, Splittable
+from models import InputShape, ModelError, SplitModel, Splittable, TextShape
 from strategies.base.payload import array
 from strategies.common.layerwise import WeightsPayload
 
@@ -58,7 +58,7 @@ class FeaturesPayload(WeightsPayload):
         return [(maps[i : i + size], s_out[i : i + size]) for i in starts]
 
 
-def feature_shape(model: SplitModel, images: InputShape) -> FeatureShape:
+def feature_shape(model: SplitModel, images: InputShape | TextShape) -> FeatureShape:
     """Return the shapes at a model's cut; the model may live on the meta device.
 
     Raises
@@ -66,7 +66,7 @@ def feature_shape(model: SplitModel, images: InputShape) -> FeatureShape:
     ModelError
         Naming the model, if it has no cut, or its stem does not give square feature maps.
     """
-    if not isinstance(model, Splittable):
+    if not isinstance(model, Splittable) or isinstance(images, TextShape):
         raise ModelError(
             f"model {model.name} cannot be cut after its stem; choose one of the ResNet or CNN "
             "families, or let its backbone subclass SplittableBackbone (stem and body)"

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models import InputShape, SplitModel, Splittable
+from models import SplitModel, Splittable
 from strategies.base.client import ClientContext
 from strategies.base.payload import PayloadError
 from strategies.base.rng import torch_generator
@@ -118,9 +118,7 @@ def projections_for(
     PayloadError
         If the server's common space is another and `projection` is "none".
     """
-    images = context.shape
-    assert isinstance(images, InputShape), "fedin reads images alone, which parsing has checked"
-    own, kind = feature_shape(model, images), context.config.projection
+    own, kind = feature_shape(model, context.shape), context.config.projection
     if kind == "none" and own != common:
         raise PayloadError(
             f"s_in, s_out: {common}, but client {context.client_id}'s model {context.model_name} "

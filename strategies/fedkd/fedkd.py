@@ -44,8 +44,7 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 from torch import Tensor, as_tensor, nn
 
-from models import InputShape, SplitModel
-from models.small import build_small_model
+from models import SplitModel
 from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.messages import ClientInfo, ClientUpdate
 from strategies.base.method import Method, Training, register
@@ -54,7 +53,8 @@ from strategies.base.payload import PayloadError, array
 from strategies.base.rng import SERVER, derive_seed, isolated_torch_rng
 from strategies.base.run_config import RunConfig
 from strategies.base.server import ServerHalf
-from strategies.common.small_model import imitation
+from strategies.common.shapes import shape_of
+from strategies.common.small_model import imitation, small_model
 from strategies.common.training import train_epochs
 from strategies.common.weights import State, StateArrays, load_arrays, mean_states, state_arrays
 from strategies.fedkd.low_rank import LowRank, compress, decompress, layout_of, pieces
@@ -68,6 +68,7 @@ class Config:
     ----------
     small_model : str
         Architecture of the student, see `models.small`; its features are feature-dim wide.
+        On sentences the default stands for text-small.
     detach_scale : bool
         Whether s is a constant; if not, a loss also follows its own model's part of s.
     compress : str
@@ -80,7 +81,7 @@ class Config:
         Weights of the clients on the server: n_k ("weighted"), or equal ("uniform").
     """
 
-    small_model: str = option("fedavgcnn", "cnn5", "cnn1")
+    small_model: str = option("fedavgcnn", "cnn5", "cnn1", "text-small")
     detach_scale: bool = option(True)
     compress: str = option("update", "weights")
     energy_start: float = option(0.95, above=0, maximum=1)
@@ -187,7 +188,7 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
     def build(self, context: ClientContext) -> ClientState:
         teacher = context.build_model()
         width = context.run.feature_dim
-        student = build_small_model(context.config.small_model, context.shape, width)
+        student = small_model(context.run, context.shape, width)
         projection = nn.Linear(width, teacher.feature_dim, bias=False)
         return ClientState(teacher, student, projection, theta={})
 
@@ -240,9 +241,8 @@ class Server(ServerHalf[ServerState]):
 
     def initial_state(self) -> ServerState:
         info = next(iter(self.clients.values()))
-        shape = InputShape(info.channels, info.image_size, info.num_classes)
         with isolated_torch_rng(derive_seed(self.run.seed, SERVER, 0, "small-model")):
-            model = build_small_model(self.config.small_model, shape, self.run.feature_dim)
+            model = small_model(self.run, shape_of(info), self.run.feature_dim)
         entries = model.state_dict()
         energy = None if self.relative else self.config.energy(0, self.run.num_rounds)
         sent = compress(state_arrays(entries), energy)
@@ -301,5 +301,6 @@ METHOD = register(
         server=Server,
         training=Training(optimizer="sgd", lr=0.01),
         common_feature_dim=False,
+        shares_reader=True,
     )
 )
