@@ -7,13 +7,12 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 
 from client_app.evaluation import evaluate_client
 from client_app.node import client_context, client_id_of, state_root
@@ -32,9 +31,13 @@ from strategies.base.messages import (
     CLIENT_INFO,
     CONTROL,
     INFO,
+    LONGEST_PROBLEM,
     METRICS,
     ClientInfo,
+    Control,
     MetricRow,
+    ReplyInfo,
+    SetUpProblem,
     metrics_record,
 )
 from strategies.base.method import Method
@@ -59,7 +62,8 @@ def answer_query(message: Message, context: Context, method: Method) -> Message:
         # A mistake in the set-up is the user's to mend before anything is trained; it travels
         # as text, so that the server can name it without a traceback.
         node_id = context.node_config.get("client-id", context.node_config.get("partition-id"))
-        info = ConfigRecord({"problem": f"{type(error).__name__}: {error}", "who": str(node_id)})
+        text = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_PROBLEM]
+        info = SetUpProblem(problem=text, who=str(node_id)[:100]).to_record()
     return Message(RecordDict({CLIENT_INFO: info}), reply_to=message)
 
 
@@ -111,7 +115,7 @@ def answer_train(message: Message, context: Context, method: Method) -> Message:
     session = Session.open(message, context, method)
     local = session.context
     rows: list[MetricRow] = []
-    evaluates = bool(message.content[CONTROL]["evaluate"])
+    evaluates = session.control.evaluate
     if evaluates and local.run.evaluates_before_training:
         rows += session.evaluate("pre")
     examples = len(local.data.train)
@@ -137,7 +141,7 @@ def answer_evaluate(message: Message, context: Context, method: Method) -> Messa
     """Receive the downlink and evaluate with the private model as it is; nothing is saved."""
     started = time.perf_counter()
     session = Session.open(message, context, method)
-    rows = session.evaluate(str(message.content[CONTROL]["phase"]))
+    rows = session.evaluate(session.control.phase)
     return session.reply(message, RecordDict(), rows, 0, started)
 
 
@@ -146,19 +150,19 @@ class Session:
     """One client at work on one message."""
 
     context: ClientContext
+    control: Control
     half: Any
     state: Any
     downlink: Any
     store: StateStore
     rounds_trained: int
-    tests: bool = True
 
     @classmethod
     def open(cls, message: Message, context: Context, method: Method) -> Session:
         """Load or build the client's state and put the downlink into it."""
-        control: Mapping[str, Any] = message.content[CONTROL]
-        local = client_context(context, control["round"], control["exchange"])
-        root = state_root(local.run, context.node_config, control["run-name"])
+        control = Control.from_record(message.content.config_records.get(CONTROL))
+        local = client_context(context, control.round, control.exchange)
+        root = state_root(local.run, context.node_config, control.run_name)
         directory = state_directory(root, client_id_of(context.node_config))
         store = StateStore(
             directory,
@@ -167,18 +171,17 @@ class Session:
                 "model": local.model_name,
                 "client": local.client_id,
                 "seed": local.run.seed,
-                "run": control["token"],
+                "run": control.token,
             },
-            session=control["session"],
-            resumed_at=control["resumed-at"],
+            session=control.session,
+            resumed_at=control.resumed_at,
             # A simulation's states need not survive a power cut; a device's must.
             durable="ray" not in sys.modules,
         )
         store.discard_lost()
         half = method.client()
-        session = cls(local, half, None, None, store, 0)
-        session.tests = bool(control["test"])
-        later = control["final"] or local.exchange > 1
+        session = cls(local, control, half, None, None, store, 0)
+        later = control.final or local.exchange > 1
         session.state, session.rounds_trained = session.restore(later)
         session.downlink = unpack(
             method.downlink, message.content, local.dims, half.templates(local)
@@ -188,7 +191,7 @@ class Session:
         for module in modules_of(session.state):
             module.eval()
         half.receive(session.context, session.state, session.downlink)
-        prune_rounds(directory, control["keep-from"])
+        prune_rounds(directory, control.keep_from)
         return session
 
     def restore(self, of_this_round: bool) -> tuple[Any, int]:
@@ -222,7 +225,7 @@ class Session:
     def evaluate(self, phase: str) -> list[MetricRow]:
         """Measure the state as it is now."""
         return evaluate_client(
-            self.context, self.half, self.state, self.downlink, phase, test=self.tests
+            self.context, self.half, self.state, self.downlink, phase, test=self.control.test
         )
 
     def seed(self, purpose: str) -> int:
@@ -240,16 +243,14 @@ class Session:
     ) -> Message:
         """Return the answer: payload, metrics, and who took how long for which round."""
         records[METRICS] = metrics_record(rows)
-        records[INFO] = ConfigRecord(
-            {
-                "client-id": self.context.client_id,
-                "round": self.context.server_round,
-                "num-examples": examples,
-                "compute-s": time.perf_counter() - started,
-                "worker": _worker_name(),
-                "rounds-trained": self.rounds_trained,
-            }
-        )
+        records[INFO] = ReplyInfo(
+            client_id=self.context.client_id,
+            round=self.context.server_round,
+            num_examples=examples,
+            compute_s=time.perf_counter() - started,
+            worker=_worker_name(),
+            rounds_trained=self.rounds_trained,
+        ).to_record()
         return Message(records, reply_to=message)
 
 

@@ -13,8 +13,8 @@ from data import DataError
 from data.text_files import read_user_text
 from models.own_code import own_file
 from strategies.base.method import method_names
-from strategies.base.options import ConfigError
-from strategies.base.run_config import default_run_config
+from strategies.base.options import ConfigError, parse_pairs, split_pairs
+from strategies.base.run_config import RunConfig, default_run_config
 
 EXAMPLE = "wildflower run --clients 10 -c \"method='fedproto' num-rounds=3\""
 OWN_CODE_KEYS = ("models", "method", "schedule")
@@ -47,7 +47,8 @@ def execute(options: argparse.Namespace) -> int:
 
     if options.clients < 1:
         raise ConfigError(f"--clients = {options.clients}: expected an integer of at least 1")
-    config = {**default_run_config(), **parse_assignments(options.run_config)}
+    given = parse_assignments(options.run_config)
+    config = {**default_run_config(given.get("method", RunConfig.method)), **given}
     wanted = config["min-clients"]
     if type(wanted) is int and wanted > options.clients:  # nobody else can come
         raise ConfigError(
@@ -95,21 +96,11 @@ def parse_assignments(texts: list[str]) -> dict[str, Any]:
     """
     values: dict[str, Any] = {}
     for text in texts:
-        for pair in [text] if _is_file(text) else _split(text):
+        for pair in [text] if _is_file(text) else split_pairs(text):
             if _is_file(pair):
                 values |= read_run_config(Path(pair))
                 continue
-            key, equals, value = pair.partition("=")
-            try:
-                parsed = tomllib.loads(f"value = {value}")["value"] if equals else None
-            except tomllib.TOMLDecodeError:
-                parsed = None
-            if parsed is None:
-                raise ConfigError(
-                    f"{pair!r}: expected key=value with a TOML value; texts need quotes, "
-                    "as in method='local'"
-                )
-            values[key.strip()] = parsed
+            values |= parse_pairs(pair)
     return values
 
 
@@ -144,16 +135,3 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 def _is_file(text: str) -> bool:
     return text.endswith(".toml") and "=" not in text
-
-
-def _split(text: str) -> list[str]:
-    """Split at spaces outside quotes."""
-    parts, quote = [""], ""
-    for character in text:
-        if character in "'\"" and quote in ("", character):
-            quote = "" if quote else character
-        if character.isspace() and not quote:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return [part for part in parts if part]

@@ -1,13 +1,14 @@
-"""The ServerApp: checks the run-config, then hands over to the method's strategy."""
+"""The ServerApp: checks the run-config, then runs the method."""
 
 from __future__ import annotations
 
 import torch
-from flwr.app import ArrayRecord, Context
+from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from models.own_code import searching
 from server_app.console import say
+from server_app.rounds.loop import run_rounds
 from strategies.base.former_names import warnings
 from strategies.base.options import ConfigError
 from strategies.base.run_config import parse_run_config
@@ -25,8 +26,7 @@ def main(grid: Grid, context: Context) -> None:
             run = parse_run_config(context.run_config)
             for text in warnings(context.run_config):
                 say(f"wildflower: warning: {text}")
-            strategy = run.chosen_method.server(run)
-            strategy.start(grid, ArrayRecord(), num_rounds=run.num_rounds)
+            run_rounds(run, grid)
     except ConfigError as error:
         say(f"wildflower: configuration error: {error}")
         raise

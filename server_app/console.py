@@ -7,6 +7,8 @@ from typing import Any
 
 from server_app.records.scores import ClientTask, TaskScore, is_plain, task_name, tasks_in_order
 from strategies.base.messages import ClientInfo
+from strategies.base.options import option_keys
+from strategies.base.run_config import RunConfig
 
 SHOWN_CLIENTS = 20
 
@@ -14,6 +16,19 @@ SHOWN_CLIENTS = 20
 def say(text: str = "") -> None:
     """Print at once; Flower forwards the ServerApp's output line by line."""
     print(text, flush=True)
+
+
+def settings(run: RunConfig, remarks: Iterable[str] = ()) -> str:
+    """Return what is about to run: the method, its options, and what differs from defaults."""
+    method, values = run.chosen_method, run.flat()
+    defaults = option_keys(RunConfig)
+    own = {k: v for k, v in values.items() if k.startswith(method.name + ".")}
+    changed = {k: v for k, v in values.items() if defaults.get(k, v) != v}
+    lines = [f"{method.name}: {method.summary}"]
+    for title, shown in (("options", own), ("settings other than defaults", changed)):
+        if shown:
+            lines.append(f"  {title}: " + ", ".join(f"{k}={v!r}" for k, v in shown.items()))
+    return "\n".join([*lines, *(f"warning: {text}" for text in remarks)])
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

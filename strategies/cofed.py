@@ -37,11 +37,12 @@ from data.annotated import IGNORE
 from models import TaskModel
 from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.messages import ClientInfo, ClientUpdate
-from strategies.base.method import Method, register
+from strategies.base.method import register
 from strategies.base.options import ConfigError, option
 from strategies.base.payload import array
 from strategies.base.run_config import RunConfig
-from strategies.base.server import ServerHalf
+from strategies.base.server import ServerContext, ServerHalf
+from strategies.base.state import Transient
 from strategies.common.losses import LossFunction, task_loss
 from strategies.common.public import PublicInputs
 from strategies.common.training import train_epochs
@@ -87,7 +88,10 @@ class Downlink:
 
 @dataclasses.dataclass
 class ServerState:
-    """The server keeps nothing from one round to the next."""
+    """Of the round's first exchange, for its second: agreed labels, and users' class keys (C,)."""
+
+    labels: Transient[list[tuple[int, int]]] = dataclasses.field(default_factory=list)
+    class_keys: Transient[dict[int, NDArray[np.int64]]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass
@@ -215,52 +219,49 @@ def _no_votes() -> Uplink:
     return Uplink(nothing.astype(np.int64), nothing, nothing)
 
 
-class Server(ServerHalf[ServerState]):
+class Server(ServerHalf[ServerState, Downlink]):
     """Server half: counts votes once and tells every user the labels of its own classes."""
 
-    def __init__(self, run: RunConfig) -> None:
-        super().__init__(run)
-        self._keys: dict[int, NDArray[np.int64]] = {}
-        self._labels: list[tuple[int, int]] = []
-        if self.config.exchange_round > run.num_rounds:
-            raise ConfigError(
-                f"cofed.exchange-round = {self.config.exchange_round}: expected a round of the "
-                f"run, at most num-rounds = {run.num_rounds}"
-            )
-
-    def initial_state(self) -> ServerState:
+    def initial_state(self, context: ServerContext) -> ServerState:
         return ServerState()
 
-    def exchanges(self, server_round: int) -> int:
-        return 2 if server_round == exchange_round(self.run) else 1
+    def check_run(self, run: RunConfig) -> tuple[str, ...]:
+        if run.method_config.exchange_round > run.num_rounds:
+            raise ConfigError(
+                f"cofed.exchange-round = {run.method_config.exchange_round}: expected a round of "
+                f"the run, at most num-rounds = {run.num_rounds}"
+            )
+        return ()
 
-    def make_downlink(self, info: ClientInfo, server_round: int) -> Downlink:
+    def exchanges(self, context: ServerContext) -> int:
+        return 2 if context.server_round == exchange_round(context.run) else 1
+
+    def downlink(
+        self, context: ServerContext, state: ServerState, client: ClientInfo | None
+    ) -> Downlink | None:
         """Return the labels of a user's own classes, after the votes; else nothing."""
-        own = {int(key): n for n, key in enumerate(self._keys.get(info.client_id, ()))}
-        mine = [(item, own[key]) for item, key in self._labels if key in own]
+        if client is None:
+            return None
+        own = {int(key): n for n, key in enumerate(state.class_keys.get(client.client_id, ()))}
+        mine = [(item, own[key]) for item, key in state.labels if key in own]
         pairs = np.array(mine, dtype=np.int32).reshape(-1, 2)
         return Downlink(pairs[:, 0].copy(), pairs[:, 1].copy())
 
-    def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
-        voted = self.exchange == 1 and self.exchanges(server_round) == 2
+    def aggregate(
+        self, context: ServerContext, state: ServerState, updates: Iterable[ClientUpdate]
+    ) -> dict[str, float]:
+        voted = context.exchange == 1 and self.exchanges(context) == 2
         uplinks = {u.client_id: u.uplink for u in updates if voted}
-        self._labels = sorted(agree(uplinks, self.config.agreement))
-        self._keys = {client: uplink.class_keys for client, uplink in uplinks.items()}
-        return {"labels_agreed": float(len(self._labels))} if voted else {}
+        state.labels = sorted(agree(uplinks, context.config.agreement))
+        state.class_keys = {client: uplink.class_keys for client, uplink in uplinks.items()}
+        return {"labels_agreed": float(len(state.labels))} if voted else {}
 
 
 METHOD = register(
-    Method(
-        name="cofed",
-        summary="users label public items for each other once, by the names of their classes",
-        config=Config,
-        uplink=Uplink,
-        downlink=Downlink,
-        client=Client,
-        server=Server,
-        evaluate_when="post",
-        common_feature_dim=False,
-        any_task=True,
-        public_data=True,
-    )
+    __name__,
+    summary="users label public items for each other once, by the names of their classes",
+    evaluate_when="post",
+    common_feature_dim=False,
+    any_task=True,
+    public_data=True,
 )

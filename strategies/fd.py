@@ -38,10 +38,10 @@ from torch import Tensor
 from models import SplitModel
 from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.messages import ClientInfo, ClientUpdate
-from strategies.base.method import Method, register
+from strategies.base.method import register
 from strategies.base.options import option
 from strategies.base.payload import array
-from strategies.base.server import ServerHalf
+from strategies.base.server import ServerContext, ServerHalf
 from strategies.common.prototypes import ClassAverage, spread_by_class
 from strategies.common.training import train_epochs
 
@@ -222,29 +222,36 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
         return {"accuracy": state.model(images)}
 
 
-class Server(ServerHalf[ServerState]):
+class Server(ServerHalf[ServerState, Downlink]):
     """Server half: keeps every client's last mean logits, sends each what the others know."""
 
-    def initial_state(self) -> ServerState:
-        never = torch.full((self.dims["C"],), -1, dtype=torch.int64)
-        return ServerState({}, {}, {}, never, *sum_over_clients({}, {}, self.dims["C"]))
+    def initial_state(self, context: ServerContext) -> ServerState:
+        classes = context.dims["C"]
+        never = torch.full((classes,), -1, dtype=torch.int64)
+        return ServerState({}, {}, {}, never, *sum_over_clients({}, {}, classes))
 
-    def make_downlink(self, info: ClientInfo, server_round: int) -> Downlink:
-        own_ids, own_logits = self._averaged(str(info.client_id))
-        if self.config.include_own:
+    def downlink(
+        self, context: ServerContext, state: ServerState, client: ClientInfo | None
+    ) -> Downlink | None:
+        if client is None:
+            return None  # each is told what the others know
+        own_ids, own_logits = self._averaged(context, state, str(client.client_id))
+        if context.config.include_own:
             own_ids, own_logits = own_ids[:0], own_logits[:0]
-        held, means = leave_one_out(self.state.sums, self.state.holders, own_ids, own_logits)
+        held, means = leave_one_out(state.sums, state.holders, own_ids, own_logits)
         return Downlink(held.numpy(), means.numpy())
 
-    def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
-        state, classes = self.state, self.dims["C"]
+    def aggregate(
+        self, context: ServerContext, state: ServerState, updates: Iterable[ClientUpdate]
+    ) -> dict[str, float]:
+        classes = context.dims["C"]
         for update in updates:
             client = str(update.client_id)
             state.class_ids[client] = torch.tensor(update.uplink.class_ids)
             state.logits[client] = torch.tensor(update.uplink.logits)
-            state.rounds[client] = torch.tensor(server_round)
+            state.rounds[client] = torch.tensor(context.server_round)
         state.newest = newest_rounds(state.class_ids, state.rounds, classes)
-        averaged = {client: self._averaged(client) for client in state.class_ids}
+        averaged = {c: self._averaged(context, state, c) for c in state.class_ids}
         for client in [c for c, (ids, _) in averaged.items() if not len(ids)]:
             # Everything this client sent has been sent later by others: it is not needed again.
             for table in (state.class_ids, state.logits, state.rounds, averaged):
@@ -254,27 +261,21 @@ class Server(ServerHalf[ServerState]):
         state.sums, state.holders = sum_over_clients(ids, logits, classes)
         return {"clients_known": float(len(state.class_ids))}
 
-    def _averaged(self, client: str) -> tuple[Tensor, Tensor]:
+    def _averaged(
+        self, context: ServerContext, state: ServerState, client: str
+    ) -> tuple[Tensor, Tensor]:
         """Return a client's class ids (m,) and mean logits (m, C) that the averages contain."""
-        state = self.state
         if client not in state.class_ids:
-            return torch.zeros(0, dtype=torch.int64), torch.zeros(0, self.dims["C"])
+            return torch.zeros(0, dtype=torch.int64), torch.zeros(0, context.dims["C"])
         ids, logits = state.class_ids[client], state.logits[client]
-        if self.config.average_over == "all":
+        if context.config.average_over == "all":
             return ids, logits
         kept = state.newest[ids] == state.rounds[client]
         return ids[kept], logits[kept]
 
 
 METHOD = register(
-    Method(
-        name="fd",
-        summary="clients distil each other's mean logits of every class",
-        config=Config,
-        uplink=Uplink,
-        downlink=Downlink,
-        client=Client,
-        server=Server,
-        common_feature_dim=False,
-    )
+    __name__,
+    summary="clients distil each other's mean logits of every class",
+    common_feature_dim=False,
 )

@@ -34,10 +34,11 @@ from torch import Tensor
 from models import SplitModel
 from strategies.base.client import ClientContext
 from strategies.base.messages import ClientUpdate
-from strategies.base.method import Method, Training, register
+from strategies.base.method import Training, register
 from strategies.base.options import option
 from strategies.base.payload import PayloadError, array
-from strategies.common.head import HeadClient, HeadPayload, HeadServer
+from strategies.base.server import ServerContext
+from strategies.common.head import HeadClient, HeadPayload, HeadServer, HeadState, train_head
 from strategies.common.losses import cross_entropy_of
 from strategies.common.training import collect_representations, train_epochs
 
@@ -109,26 +110,33 @@ class Client(HeadClient[ClientState, Downlink, Uplink]):
 class Server(HeadServer):
     """Server half: one head, trained on the union of the round's representations."""
 
-    def check_uplink(self, update: ClientUpdate) -> None:
+    def check_uplink(self, context: ServerContext, state: HeadState, update: ClientUpdate) -> None:
         sent = len(update.uplink.labels)
         if sent != update.num_examples:
             raise PayloadError(f"labels: {sent} were sent, num-examples is {update.num_examples}")
 
-    def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+    def aggregate(
+        self, context: ServerContext, state: HeadState, updates: Iterable[ClientUpdate]
+    ) -> dict[str, float]:
         inputs, labels = join_uplinks(update.uplink for update in updates)
-        targets = F.one_hot(labels, self.dims["C"]).float()
-        return {"server_loss": self.fit(server_round, inputs, targets)}
+        config, targets = context.config, F.one_hot(labels, context.dims["C"]).float()
+        state.head_weight, state.head_bias, loss = train_head(
+            state.head_weight,
+            state.head_bias,
+            inputs,
+            targets,
+            lr=config.server_lr,
+            epochs=config.server_epochs,
+            batch_size=config.server_batch_size,
+            generator=context.generator("server-batches"),
+            reduction=config.reduction,
+            classes=labels.unique() if config.mask_absent else None,
+        )
+        return {"server_loss": loss}
 
 
 METHOD = register(
-    Method(
-        name="fedallrep",
-        summary="all representations of all clients train a shared head: FedRE's upper bound",
-        config=Config,
-        uplink=Uplink,
-        downlink=Downlink,
-        client=Client,
-        server=Server,
-        training=Training(optimizer="sgd", lr=0.06),
-    )
+    __name__,
+    summary="all representations of all clients train a shared head: FedRE's upper bound",
+    training=Training(optimizer="sgd", lr=0.06),
 )

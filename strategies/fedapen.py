@@ -42,7 +42,7 @@ from torch import Tensor
 from data import Split
 from models import SplitModel
 from strategies.base.client import ClientContext, ClientHalf
-from strategies.base.method import Method, Training, register
+from strategies.base.method import Training, register
 from strategies.base.options import option
 from strategies.base.payload import Template
 from strategies.common.small_model import (
@@ -256,16 +256,9 @@ class Server(SmallModelServer):
 
 
 METHOD = register(
-    Method(
-        name="fedapen",
-        summary="a private and an averaged shared model predict together, with a learned weight",
-        config=Config,
-        uplink=Uplink,
-        downlink=Downlink,
-        client=Client,
-        server=Server,
-        training=Training(optimizer="sgd", lr=0.01),
-        common_feature_dim=False,
-        shares_reader=True,
-    )
+    __name__,
+    summary="a private and an averaged shared model predict together, with a learned weight",
+    training=Training(optimizer="sgd", lr=0.01),
+    common_feature_dim=False,
+    shares_reader=True,
 )

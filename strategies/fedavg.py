@@ -22,7 +22,7 @@ from __future__ import annotations
 import dataclasses
 
 from strategies.base.client import ClientContext
-from strategies.base.method import Method, Training, register
+from strategies.base.method import Training, register
 from strategies.common.layerwise import (
     LayerwiseClient,
     LayerwiseConfig,
@@ -62,17 +62,10 @@ class Server(LayerwiseServer[ServerState]):
 
 
 METHOD = register(
-    Method(
-        name="fedavg",
-        summary="weights are averaged, layer by layer over unlike depths",
-        config=Config,
-        uplink=Uplink,
-        downlink=Downlink,
-        client=Client,
-        server=Server,
-        training=Training(optimizer="sgd", lr=0.01),
-        common_feature_dim=False,
-        evaluated_model="global",
-        shares_reader=True,
-    )
+    __name__,
+    summary="weights are averaged, layer by layer over unlike depths",
+    training=Training(optimizer="sgd", lr=0.01),
+    common_feature_dim=False,
+    evaluated_model="global",
+    shares_reader=True,
 )

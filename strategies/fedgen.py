@@ -39,12 +39,12 @@ from torch import Tensor
 from models import SplitModel
 from models.generator import Generator
 from strategies.base.client import ClientContext
-from strategies.base.messages import ClientUpdate
-from strategies.base.method import Method, Training, register
+from strategies.base.messages import ClientInfo, ClientUpdate
+from strategies.base.method import Training, register
 from strategies.base.options import option
 from strategies.base.payload import PayloadError, array
 from strategies.base.rng import SERVER, derive_seed, isolated_torch_rng
-from strategies.base.server import ServerHalf
+from strategies.base.server import ServerContext, ServerHalf
 from strategies.common.head import HeadClient, HeadPayload, head_arrays, initial_linear
 from strategies.common.training import train_epochs
 
@@ -270,58 +270,57 @@ class Client(HeadClient[ClientState, Downlink, Uplink]):
         return generator.to(context.device).eval()
 
 
-class Server(ServerHalf[ServerState]):
+class Server(ServerHalf[ServerState, Downlink]):
     """Server half: the averaged head, and a generator trained against the round's heads."""
 
-    def check_uplink(self, update: ClientUpdate) -> None:
+    def check_uplink(
+        self, context: ServerContext, state: ServerState, update: ClientUpdate
+    ) -> None:
         total = sum(update.uplink.label_counts.tolist())  # as Python integers: cannot overflow
         if total != update.num_examples:
             raise PayloadError(
                 f"label_counts: they sum to {total}, num-examples is {update.num_examples}"
             )
 
-    def initial_state(self) -> ServerState:
-        classes, width = self.dims["C"], self.dims["d"]
-        with isolated_torch_rng(derive_seed(self.run.seed, SERVER, 0, "generator")):
-            generator = Generator(self.config.noise_dim, classes, self.config.hidden_dim, width)
-        head = initial_linear(classes, width, self.generator(0, "head"))
+    def initial_state(self, context: ServerContext) -> ServerState:
+        config, classes, width = context.config, context.dims["C"], context.dims["d"]
+        with isolated_torch_rng(derive_seed(context.run.seed, SERVER, 0, "generator")):
+            generator = Generator(config.noise_dim, classes, config.hidden_dim, width)
+        head = initial_linear(classes, width, context.generator("head"))
         return ServerState(*head, generator.eval(), torch.zeros(classes, dtype=torch.bool))
 
-    def common_downlink(self, server_round: int) -> Downlink:
-        head_weight, head_bias = self.state.head_weight.numpy(), self.state.head_bias.numpy()
-        entries = self.state.generator.state_dict()
-        names = self.state.generator.wire_names().items()
+    def downlink(
+        self, context: ServerContext, state: ServerState, client: ClientInfo | None
+    ) -> Downlink:
+        head_weight, head_bias = state.head_weight.numpy(), state.head_bias.numpy()
+        entries = state.generator.state_dict()
+        names = state.generator.wire_names().items()
         fields: dict[str, Any] = {field: entries[name].numpy() for name, field in names}
-        classes = self.state.learned.nonzero().flatten().numpy()
+        classes = state.learned.nonzero().flatten().numpy()
         return Downlink(head_weight, head_bias, classes=classes, **fields)
 
-    def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+    def aggregate(
+        self, context: ServerContext, state: ServerState, updates: Iterable[ClientUpdate]
+    ) -> dict[str, float]:
         received = [(update.uplink, update.num_examples) for update in updates]
         weights = torch.from_numpy(np.stack([uplink.head_weight for uplink, _ in received]))
         biases = torch.from_numpy(np.stack([uplink.head_bias for uplink, _ in received]))
         counts = torch.from_numpy(np.stack([uplink.label_counts for uplink, _ in received]))
         weight, bias = average_heads(weights, biases, torch.tensor([n for _, n in received]))
         teachers: Teachers = (weights, biases, class_shares(counts))
-        if self.config.teacher == "mean-logits":
+        if context.config.teacher == "mean-logits":
             # A mean of the logits of linear heads is the logits of their mean.
-            teachers = (weight[None], bias[None], torch.ones(1, self.dims["C"]))
+            teachers = (weight[None], bias[None], torch.ones(1, context.dims["C"]))
         pooled = counts.sum(dim=0)
-        rng = self.generator(server_round, "generator")
-        losses = train_generator(self.state.generator, teachers, pooled, self.config, rng)
-        learned = self.state.learned | (pooled > 0)
-        self.state = ServerState(weight, bias, self.state.generator, learned)
+        rng = context.generator("generator")
+        losses = train_generator(state.generator, teachers, pooled, context.config, rng)
+        state.head_weight, state.head_bias = weight, bias
+        state.learned = state.learned | (pooled > 0)
         return losses
 
 
 METHOD = register(
-    Method(
-        name="fedgen",
-        summary="an averaged head, and a generator of representations that distils all heads",
-        config=Config,
-        uplink=Uplink,
-        downlink=Downlink,
-        client=Client,
-        server=Server,
-        training=Training(optimizer="sgd", lr=0.01),
-    )
+    __name__,
+    summary="an averaged head, and a generator of representations that distils all heads",
+    training=Training(optimizer="sgd", lr=0.01),
 )

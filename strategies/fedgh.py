@@ -38,9 +38,10 @@ from torch import Tensor
 from models import SplitModel
 from strategies.base.client import ClientContext
 from strategies.base.messages import ClientUpdate
-from strategies.base.method import Method, Training, register
+from strategies.base.method import Training, register
 from strategies.base.options import AUTO, option
 from strategies.base.payload import array
+from strategies.base.server import ServerContext
 from strategies.common.head import (
     HeadClient,
     HeadPayload,
@@ -173,31 +174,25 @@ class Client(HeadClient[ClientState, Downlink, Uplink]):
 class Server(HeadServer):
     """Server half: one head, trained on the round's prototypes."""
 
-    def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
-        config = self.config
+    def aggregate(
+        self, context: ServerContext, state: HeadState, updates: Iterable[ClientUpdate]
+    ) -> dict[str, float]:
+        config = context.config
         if config.server_batch_size == AUTO:
-            config = dataclasses.replace(config, server_batch_size=self.run.batch_size)
-        weight, bias, loss = fit_head(
-            self.state.head_weight,
-            self.state.head_bias,
+            config = dataclasses.replace(config, server_batch_size=context.run.batch_size)
+        state.head_weight, state.head_bias, loss = fit_head(
+            state.head_weight,
+            state.head_bias,
             (update.uplink for update in updates),
             config,
-            generator=self.generator(server_round, "server-batches"),
+            generator=context.generator("server-batches"),
         )
-        self.state = HeadState(weight, bias)
         return {"server_loss": loss}
 
 
 METHOD = register(
-    Method(
-        name="fedgh",
-        summary="the class prototypes of all clients train a shared head",
-        config=Config,
-        uplink=Uplink,
-        downlink=Downlink,
-        client=Client,
-        server=Server,
-        training=Training(optimizer="sgd", lr=0.01),
-        evaluate_when="post",
-    )
+    __name__,
+    summary="the class prototypes of all clients train a shared head",
+    training=Training(optimizer="sgd", lr=0.01),
+    evaluate_when="post",
 )

@@ -32,13 +32,14 @@ from torch import Tensor
 
 from models import TaskModel
 from strategies.base.client import ClientContext, ClientHalf
-from strategies.base.messages import ClientUpdate
-from strategies.base.method import Method, Training, register
+from strategies.base.messages import ClientInfo, ClientUpdate
+from strategies.base.method import Training, register
 from strategies.base.options import option
 from strategies.base.payload import PayloadError, array
 from strategies.base.rng import SERVER, numpy_generator
 from strategies.base.run_config import RunConfig
-from strategies.base.server import ServerHalf
+from strategies.base.server import ServerContext, ServerHalf
+from strategies.base.state import Transient
 from strategies.common.losses import task_loss
 from strategies.common.public import PublicInputs, evaluating
 from strategies.common.training import train_epochs
@@ -80,7 +81,9 @@ class Downlink:
 
 @dataclasses.dataclass
 class ServerState:
-    """The server keeps nothing from one round to the next."""
+    """The mean kernel of the round's first exchange, for its second: (l (l + 1) / 2,) or (0,)."""
+
+    mean: Transient[NDArray[np.float32]]
 
 
 @dataclasses.dataclass
@@ -193,25 +196,25 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
         return term
 
 
-class Server(ServerHalf[ServerState]):
+class Server(ServerHalf[ServerState, Downlink]):
     """Server half: draws the alignment set and averages Gram matrices."""
 
-    def __init__(self, run: RunConfig) -> None:
-        super().__init__(run)
-        self._mean = np.empty(0, dtype=np.float32)
+    def initial_state(self, context: ServerContext) -> ServerState:
+        return ServerState(np.empty(0, dtype=np.float32))
 
-    def initial_state(self) -> ServerState:
-        return ServerState()
+    def exchanges(self, context: ServerContext) -> int:
+        return 1 if context.server_round == 1 else 2
 
-    def exchanges(self, server_round: int) -> int:
-        return 1 if server_round == 1 else 2
+    def downlink(
+        self, context: ServerContext, state: ServerState, client: ClientInfo | None
+    ) -> Downlink:
+        items = alignment_items(context.run, context.server_round)
+        return Downlink(items if self.exchanges(context) > 1 else items[:0], state.mean)
 
-    def common_downlink(self, server_round: int) -> Downlink:
-        items = alignment_items(self.run, server_round)
-        return Downlink(items if self.exchanges(server_round) > 1 else items[:0], self._mean)
-
-    def check_uplink(self, update: ClientUpdate) -> None:
-        size = min(self.config.items, self.run.public_size)
+    def check_uplink(
+        self, context: ServerContext, state: ServerState, update: ClientUpdate
+    ) -> None:
+        size = min(context.config.items, context.run.public_size)
         kernel = update.uplink.kernel
         if len(kernel) not in (0, size * (size + 1) // 2):
             raise PayloadError(
@@ -219,7 +222,9 @@ class Server(ServerHalf[ServerState]):
                 f"triangle over {size} items) or none"
             )
 
-    def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+    def aggregate(
+        self, context: ServerContext, state: ServerState, updates: Iterable[ClientUpdate]
+    ) -> dict[str, float]:
         total, count = np.zeros(0), 0
         for update in updates:
             kernel = update.uplink.kernel
@@ -227,23 +232,16 @@ class Server(ServerHalf[ServerState]):
                 total = kernel.astype(np.float64) if count == 0 else total + kernel
                 count += 1
         mean = total / count if count else total
-        self._mean = mean.astype(np.float32)  # of this round only: after training none came
+        state.mean = mean.astype(np.float32)  # of this round only: after training none came
         return {"kernels": float(count)} if count else {}
 
 
 METHOD = register(
-    Method(
-        name="fedhenn",
-        summary="clients pull the similarities among public items towards the federation's mean",
-        config=Config,
-        uplink=Uplink,
-        downlink=Downlink,
-        client=Client,
-        server=Server,
-        training=Training(lr=0.01, momentum=0.5),
-        evaluate_when="post",
-        common_feature_dim=False,
-        any_task=True,
-        public_data=True,
-    )
+    __name__,
+    summary="clients pull the similarities among public items towards the federation's mean",
+    training=Training(lr=0.01, momentum=0.5),
+    evaluate_when="post",
+    common_feature_dim=False,
+    any_task=True,
+    public_data=True,
 )

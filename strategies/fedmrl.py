@@ -45,10 +45,16 @@ from models import SplitModel
 from models.small import SMALL_MODELS, SMALL_TEXT_MODEL
 from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.messages import ClientInfo
-from strategies.base.method import Method, Training, register
+from strategies.base.method import Training, register
 from strategies.base.options import ConfigError, option
 from strategies.base.payload import Template
-from strategies.common.small_model import SmallModelPayload, SmallModelServer, small_model
+from strategies.base.server import ServerContext
+from strategies.common.small_model import (
+    SmallModelPayload,
+    SmallModelServer,
+    SmallModelState,
+    small_model,
+)
 from strategies.common.training import train_epochs
 from strategies.common.weights import load_arrays, state_arrays, state_template
 
@@ -211,35 +217,30 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
 class Server(SmallModelServer):
     """Server half: one small model, the mean of the round's."""
 
-    def check(self, info: ClientInfo) -> str | None:
-        if info.feature_dim < self.config.d1:
+    def check(
+        self, context: ServerContext, state: SmallModelState | None, client: ClientInfo
+    ) -> str | None:
+        d1 = context.config.d1
+        if client.feature_dim < d1:
             return (
-                f"client {info.client_id}: model {info.model} has representation width "
-                f"{info.feature_dim}, fedmrl.d1 = {self.config.d1} must not exceed it; lower "
+                f"client {client.client_id}: model {client.model} has representation width "
+                f"{client.feature_dim}, fedmrl.d1 = {d1} must not exceed it; lower "
                 "fedmrl.d1, or give the client a wider model"
             )
-        return super().check(info)
+        return super().check(context, state, client)
 
-    @property
-    def small_width(self) -> int:
-        return int(self.config.d1)
+    def small_width(self, context: ServerContext) -> int:
+        return int(context.config.d1)
 
-    def exchanged(self, small: SplitModel) -> dict[str, Tensor]:
-        return exchanged(small, self.config.small_head)
+    def exchanged(self, context: ServerContext, small: SplitModel) -> dict[str, Tensor]:
+        return exchanged(small, context.config.small_head)
 
 
 METHOD = register(
-    Method(
-        name="fedmrl",
-        summary="a shared small model, fused with the private one into nested representations",
-        config=Config,
-        uplink=Uplink,
-        downlink=Downlink,
-        client=Client,
-        server=Server,
-        training=Training(optimizer="sgd", lr=0.01, momentum=0.9, weight_decay=1e-3),
-        evaluate_when="post",
-        common_feature_dim=False,
-        shares_reader=True,
-    )
+    __name__,
+    summary="a shared small model, fused with the private one into nested representations",
+    training=Training(optimizer="sgd", lr=0.01, momentum=0.9, weight_decay=1e-3),
+    evaluate_when="post",
+    common_feature_dim=False,
+    shares_reader=True,
 )

@@ -36,8 +36,10 @@ from torch import Tensor
 
 from strategies.base.client import ClientContext
 from strategies.base.messages import ClientUpdate
-from strategies.base.method import Method, Training, register
+from strategies.base.method import Training, register
 from strategies.base.payload import PayloadError, array
+from strategies.base.run_config import RunConfig
+from strategies.base.server import ServerContext
 from strategies.common.layerwise import (
     LayerwiseClient,
     LayerwiseConfig,
@@ -45,7 +47,7 @@ from strategies.common.layerwise import (
     WeightsPayload,
     WeightsServerState,
 )
-from strategies.common.layerwise_server import LayerwiseServer
+from strategies.common.layerwise_server import LayerwiseServer, optimizer_of
 from strategies.common.losses import cross_entropy_of
 from strategies.common.training import train_epochs
 from strategies.common.weights import RunningMean
@@ -104,29 +106,33 @@ class Client(LayerwiseClient[ClientState, Downlink, Uplink]):
 class Server(LayerwiseServer[ServerState]):
     """Server half: the mean of normalised updates of every layer."""
 
-    def summary(self) -> None:
-        """Add a warning where the optimiser is one that the method is not defined for."""
-        super().summary()
-        name, _ = self.optimizer
-        if name != "sgd":
-            print(
-                f"warning: fednova is defined for SGD; with optimizer = {name!r} updates are "
-                "divided by the number of local steps",
-                flush=True,
-            )
+    def check_run(self, run: RunConfig) -> tuple[str, ...]:
+        """Warn where the optimiser is one that the method is not defined for."""
+        name, _ = optimizer_of(run)
+        if name == "sgd":
+            return ()
+        return (
+            f"fednova is defined for SGD; with optimizer = {name!r} updates are divided by the "
+            "number of local steps",
+        )
 
-    def check_uplink(self, update: ClientUpdate) -> None:
+    def check_uplink(
+        self, context: ServerContext, state: ServerState, update: ClientUpdate
+    ) -> None:
         """Refuse an a_k that the client's examples do not allow: it scales everyone's update."""
-        examples = self.clients[update.client_id].train_examples
-        steps = self.run.local_epochs * ceil(examples / self.run.batch_size)
-        effort, most = float(update.uplink.effort[0]), effort_of(steps, self.optimizer[1])
+        examples = context.clients[update.client_id].train_examples
+        run = context.run
+        steps = run.local_epochs * ceil(examples / run.batch_size)
+        effort, most = float(update.uplink.effort[0]), effort_of(steps, optimizer_of(run)[1])
         if effort > most * (1 + 1e-6):  # it travels as float32
             raise PayloadError(
                 f"effort: {effort:g} is above {most:g}, that of the {steps} local steps which "
                 f"{examples} examples give"
             )
 
-    def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+    def aggregate(
+        self, context: ServerContext, state: ServerState, updates: Iterable[ClientUpdate]
+    ) -> dict[str, float]:
         """Move every entry by the normalised mean update; streaming.
 
         With q_k = p_k / a_k and m = sum_k q_k w_k / sum_k q_k, the formula is
@@ -134,13 +140,14 @@ class Server(LayerwiseServer[ServerState]):
         """
         trained, efforts, buffers = RunningMean(), RunningMean(), RunningMean()
         for update in updates:
-            share = update.num_examples if self.weighted else 1
+            share = update.num_examples if self.weighted(context, state) else 1
             effort = float(update.uplink.effort[0])
-            entries = self.keyed(update.client_id, update.uplink.weights)
+            entries = self.keyed(context, state, update.client_id, update.uplink.weights)
             trained.add(entries, share / effort)
             efforts.add(dict.fromkeys(entries, np.array(effort)), share)
-            buffers.add(self.keyed(update.client_id, update.uplink.buffers), share)
-        weights, mean_efforts = self.state.weights, efforts.means()
+            statistics = self.keyed(context, state, update.client_id, update.uplink.buffers)
+            buffers.add(statistics, share)
+        weights, mean_efforts = state.weights, efforts.means()
         inverse, shares = trained.weights, efforts.weights
         for key, mean in trained.means().items():
             factor = float(mean_efforts[key]) * inverse[key] / shares[key]
@@ -150,17 +157,10 @@ class Server(LayerwiseServer[ServerState]):
 
 
 METHOD = register(
-    Method(
-        name="fednova",
-        summary="weights are averaged after dividing each client's update by its local steps",
-        config=Config,
-        uplink=Uplink,
-        downlink=Downlink,
-        client=Client,
-        server=Server,
-        training=Training(optimizer="sgd", lr=0.01),
-        common_feature_dim=False,
-        evaluated_model="global",
-        shares_reader=True,
-    )
+    __name__,
+    summary="weights are averaged after dividing each client's update by its local steps",
+    training=Training(optimizer="sgd", lr=0.01),
+    common_feature_dim=False,
+    evaluated_model="global",
+    shares_reader=True,
 )

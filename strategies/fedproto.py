@@ -37,11 +37,11 @@ from torch import Tensor
 
 from models import SplitModel
 from strategies.base.client import ClientContext, ClientHalf
-from strategies.base.messages import ClientUpdate
-from strategies.base.method import Method, register
+from strategies.base.messages import ClientInfo, ClientUpdate
+from strategies.base.method import register
 from strategies.base.options import option
 from strategies.base.payload import PayloadError, array
-from strategies.base.server import ServerHalf
+from strategies.base.server import ServerContext, ServerHalf
 from strategies.common.prototypes import (
     ClassAverage,
     class_means,
@@ -167,46 +167,43 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
         )
 
 
-class Server(ServerHalf[ServerState]):
+class Server(ServerHalf[ServerState, Downlink]):
     """Server half: one running mean per class; a class nobody sent keeps its last prototype."""
 
-    def check_uplink(self, update: ClientUpdate) -> None:
+    def check_uplink(
+        self, context: ServerContext, state: ServerState, update: ClientUpdate
+    ) -> None:
         if sum(update.uplink.counts.tolist()) > update.num_examples:
             raise PayloadError("counts: they sum to more than num-examples")
 
-    def initial_state(self) -> ServerState:
-        classes = self.dims["C"]
-        return ServerState(
-            torch.zeros(classes, self.dims["d"]), torch.zeros(classes, dtype=torch.bool)
-        )
+    def initial_state(self, context: ServerContext) -> ServerState:
+        classes, width = context.dims["C"], context.dims["d"]
+        return ServerState(torch.zeros(classes, width), torch.zeros(classes, dtype=torch.bool))
 
-    def common_downlink(self, server_round: int) -> Downlink:
-        class_ids = self.state.known.nonzero().flatten()
-        return Downlink(class_ids.numpy(), self.state.prototypes[class_ids].numpy())
+    def downlink(
+        self, context: ServerContext, state: ServerState, client: ClientInfo | None
+    ) -> Downlink:
+        class_ids = state.known.nonzero().flatten()
+        return Downlink(class_ids.numpy(), state.prototypes[class_ids].numpy())
 
-    def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+    def aggregate(
+        self, context: ServerContext, state: ServerState, updates: Iterable[ClientUpdate]
+    ) -> dict[str, float]:
         class_ids, means = mean_prototypes(
             (update.uplink for update in updates),
-            self.dims["C"],
-            self.dims["d"],
-            self.config.prototype_mean,
+            context.dims["C"],
+            context.dims["d"],
+            context.config.prototype_mean,
         )
         received = torch.from_numpy(class_ids)
-        prototypes, known = self.state.prototypes.clone(), self.state.known.clone()
+        prototypes, known = state.prototypes.clone(), state.known.clone()
         prototypes[received] = torch.from_numpy(means)
         known[received] = True
-        self.state = ServerState(prototypes, known)
+        state.prototypes, state.known = prototypes, known
         return {"classes_received": float(len(received)), "classes_known": float(known.sum())}
 
 
 METHOD = register(
-    Method(
-        name="fedproto",
-        summary="clients pull representations towards the federation's mean ones of each class",
-        config=Config,
-        uplink=Uplink,
-        downlink=Downlink,
-        client=Client,
-        server=Server,
-    )
+    __name__,
+    summary="clients pull representations towards the federation's mean ones of each class",
 )

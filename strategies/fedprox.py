@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from strategies.base.client import ClientContext
-from strategies.base.method import Method, Training, register
+from strategies.base.method import Training, register
 from strategies.base.options import option
 from strategies.common.layerwise import (
     LayerwiseClient,
@@ -99,17 +99,10 @@ class Server(LayerwiseServer[ServerState]):
 
 
 METHOD = register(
-    Method(
-        name="fedprox",
-        summary="FedAvg whose local training is held near the received weights",
-        config=Config,
-        uplink=Uplink,
-        downlink=Downlink,
-        client=Client,
-        server=Server,
-        training=Training(optimizer="sgd", lr=0.01),
-        common_feature_dim=False,
-        evaluated_model="global",
-        shares_reader=True,
-    )
+    __name__,
+    summary="FedAvg whose local training is held near the received weights",
+    training=Training(optimizer="sgd", lr=0.01),
+    common_feature_dim=False,
+    evaluated_model="global",
+    shares_reader=True,
 )

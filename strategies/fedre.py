@@ -31,10 +31,11 @@ from torch import Tensor
 from models import SplitModel
 from strategies.base.client import ClientContext
 from strategies.base.messages import ClientUpdate
-from strategies.base.method import Method, Training, register
+from strategies.base.method import Training, register
 from strategies.base.options import option
 from strategies.base.payload import PayloadError, array
-from strategies.common.head import HeadClient, HeadPayload, HeadServer
+from strategies.base.server import ServerContext
+from strategies.common.head import HeadClient, HeadPayload, HeadServer, HeadState, train_head
 from strategies.common.losses import cross_entropy_of
 from strategies.common.training import collect_representations, train_epochs
 
@@ -234,27 +235,35 @@ class Client(HeadClient[ClientState, Downlink, Uplink]):
 class Server(HeadServer):
     """Server half: one head, trained on the round's entangled vectors."""
 
-    def check_uplink(self, update: ClientUpdate) -> None:
+    def check_uplink(self, context: ServerContext, state: HeadState, update: ClientUpdate) -> None:
         total = float(update.uplink.entangled_label.sum(dtype=np.float64))
         if abs(total - 1) > 1e-3:
             raise PayloadError(f"entangled_label: sums to {total:g}, expected 1")
 
-    def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+    def aggregate(
+        self, context: ServerContext, state: HeadState, updates: Iterable[ClientUpdate]
+    ) -> dict[str, float]:
         uplinks = [update.uplink for update in updates]
         inputs = torch.from_numpy(np.stack([u.entangled_rep for u in uplinks]))
         targets = torch.from_numpy(np.stack([u.entangled_label for u in uplinks]))
-        return {"server_loss": self.fit(server_round, inputs, targets)}
+        config = context.config
+        state.head_weight, state.head_bias, loss = train_head(
+            state.head_weight,
+            state.head_bias,
+            inputs,
+            targets,
+            lr=config.server_lr,
+            epochs=config.server_epochs,
+            batch_size=config.server_batch_size,
+            generator=context.generator("server-batches"),
+            reduction=config.reduction,
+            classes=targets.sum(dim=0).nonzero().flatten() if config.mask_absent else None,
+        )
+        return {"server_loss": loss}
 
 
 METHOD = register(
-    Method(
-        name="fedre",
-        summary="one randomly entangled representation per client trains a shared head",
-        config=Config,
-        uplink=Uplink,
-        downlink=Downlink,
-        client=Client,
-        server=Server,
-        training=Training(optimizer="sgd", lr=0.06),
-    )
+    __name__,
+    summary="one randomly entangled representation per client trains a shared head",
+    training=Training(optimizer="sgd", lr=0.06),
 )

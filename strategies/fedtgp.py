@@ -38,12 +38,12 @@ from torch import Tensor, nn
 
 from models import SplitModel
 from strategies.base.client import ClientContext, ClientHalf
-from strategies.base.messages import ClientUpdate
-from strategies.base.method import Method, register
+from strategies.base.messages import ClientInfo, ClientUpdate
+from strategies.base.method import register
 from strategies.base.options import AUTO, option
 from strategies.base.payload import array
 from strategies.base.rng import SERVER, derive_seed, isolated_torch_rng
-from strategies.base.server import ServerHalf
+from strategies.base.server import ServerContext, ServerHalf
 from strategies.common.prototypes import (
     class_means,
     distances,
@@ -244,56 +244,60 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
         return prototype_predictions(state.model, images, downlink.class_ids, downlink.prototypes)
 
 
-class Server(ServerHalf[ServerState]):
+class Server(ServerHalf[ServerState, Downlink]):
     """Server half: trains the generator on the round's prototypes, sends what it generates."""
 
-    def initial_state(self) -> ServerState:
-        classes = self.dims["C"]
-        with isolated_torch_rng(derive_seed(self.run.seed, SERVER, 0, "prototype-generator")):
-            generator = PrototypeGenerator(classes, self.dims["d"])
+    def initial_state(self, context: ServerContext) -> ServerState:
+        classes, width = context.dims["C"], context.dims["d"]
+        with isolated_torch_rng(derive_seed(context.run.seed, SERVER, 0, "prototype-generator")):
+            generator = PrototypeGenerator(classes, width)
         return ServerState(generator, torch.zeros(classes, dtype=torch.bool))
 
-    def common_downlink(self, server_round: int) -> Downlink:
-        class_ids = self.state.received.nonzero().flatten()
+    def downlink(
+        self, context: ServerContext, state: ServerState, client: ClientInfo | None
+    ) -> Downlink:
+        class_ids = state.received.nonzero().flatten()
         with torch.no_grad():
-            prototypes = self.state.generator()[class_ids]
+            prototypes = state.generator()[class_ids]
         return Downlink(class_ids.numpy(), prototypes.numpy())
 
-    def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+    def aggregate(
+        self, context: ServerContext, state: ServerState, updates: Iterable[ClientUpdate]
+    ) -> dict[str, float]:
         uplinks = [update.uplink for update in updates]
         received = torch.from_numpy(np.concatenate([u.prototypes for u in uplinks]))
         labels = torch.from_numpy(np.concatenate([u.class_ids for u in uplinks]))
         _, means, _ = class_means(received, labels)
-        margin = adaptive_margin(torch.from_numpy(means), self.config.margin_limit)
-        loss = self._train(server_round, received, labels, margin)
-        self.state.received[labels] = True
+        margin = adaptive_margin(torch.from_numpy(means), context.config.margin_limit)
+        loss = self._train(context, state, received, labels, margin)
+        state.received[labels] = True
         return {"server_loss": loss, "server_margin": margin}
 
-    def _train(self, server_round: int, received: Tensor, labels: Tensor, margin: float) -> float:
+    def _train(
+        self,
+        context: ServerContext,
+        state: ServerState,
+        received: Tensor,
+        labels: Tensor,
+        margin: float,
+    ) -> float:
         """Train the generator with the run's settings; "auto" ones are those of the clients."""
-        config, run = self.config, self.run
-        local_lr = self.method.training.lr if isinstance(run.lr, str) else run.lr
+        config, run = context.config, context.run
+        local_lr = context.method.training.lr if isinstance(run.lr, str) else run.lr
         same_batch = config.server_batch_size == AUTO
         return train_generator(
-            self.state.generator,
+            state.generator,
             received,
             labels,
             margin,
             lr=local_lr if config.server_lr == AUTO else config.server_lr,
             epochs=config.server_epochs,
             batch_size=run.batch_size if same_batch else config.server_batch_size,
-            draws=self.generator(server_round, "server-batches"),
+            draws=context.generator("server-batches"),
         )
 
 
 METHOD = register(
-    Method(
-        name="fedtgp",
-        summary="the server trains class prototypes apart by a margin, clients are pulled to them",
-        config=Config,
-        uplink=Uplink,
-        downlink=Downlink,
-        client=Client,
-        server=Server,
-    )
+    __name__,
+    summary="the server trains class prototypes apart by a margin, clients are pulled to them",
 )

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from models import SplitModel
 from strategies.base.client import ClientContext, ClientHalf
-from strategies.base.method import Method, Training, register
+from strategies.base.method import Training, register
 from strategies.base.options import option
 from strategies.base.payload import Template
 from strategies.common.small_model import (
@@ -135,16 +135,9 @@ class Server(SmallModelServer):
 
 
 METHOD = register(
-    Method(
-        name="fml",
-        summary="a private model and an averaged small one learn from each other",
-        config=Config,
-        uplink=Uplink,
-        downlink=Downlink,
-        client=Client,
-        server=Server,
-        training=Training(optimizer="sgd", lr=0.01),
-        common_feature_dim=False,
-        shares_reader=True,
-    )
+    __name__,
+    summary="a private model and an averaged small one learn from each other",
+    training=Training(optimizer="sgd", lr=0.01),
+    common_feature_dim=False,
+    shares_reader=True,
 )

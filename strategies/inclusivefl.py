@@ -43,15 +43,15 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from strategies.base.client import ClientContext
 from strategies.base.messages import ClientUpdate
-from strategies.base.method import Method, Training, register
+from strategies.base.method import Training, register
 from strategies.base.options import option
+from strategies.base.server import ServerContext
 from strategies.common.layerwise import (
     LayerwiseClient,
     LayerwiseConfig,
@@ -59,7 +59,7 @@ from strategies.common.layerwise import (
     WeightsPayload,
     WeightsServerState,
 )
-from strategies.common.layerwise_server import LayerwiseServer
+from strategies.common.layerwise_server import LayerwiseServer, layout_for
 from strategies.common.losses import cross_entropy_of
 from strategies.common.training import train_epochs
 from strategies.common.weights import RunningMean, state_views
@@ -170,6 +170,18 @@ def distilled(group: Group, deeper: Group, beta: float) -> dict[str, Tensor]:
     return changed
 
 
+def own_names(context: ServerContext, model: str) -> frozenset[str]:
+    """Return the entries that a group keeps for itself where architectures nest."""
+    config, names = context.config, layout_for(context, model).all
+    depths = depths_of(names)
+    return frozenset(
+        name
+        for name in names
+        if (config.own_head and name.startswith("head."))
+        or (config.own_last_blocks and in_last_block(name, depths))
+    )
+
+
 class Client(LayerwiseClient[ClientState, Downlink, Uplink]):
     """Client half: cross entropy on the local data, from the group's weights."""
 
@@ -183,40 +195,26 @@ class Client(LayerwiseClient[ClientState, Downlink, Uplink]):
 class Server(LayerwiseServer[ServerState]):
     """Server half: means by group, distillation to the shallower, then means over groups."""
 
-    def __init__(self, run: Any) -> None:
-        super().__init__(run)
-        self._own: dict[str, frozenset[str]] = {}
-
-    def own_names(self, model: str) -> frozenset[str]:
-        """Return the entries that a group keeps for itself where architectures nest."""
-        if model not in self._own:
-            names = self.layout(model).all
-            depths = depths_of(names)
-            self._own[model] = frozenset(
-                name
-                for name in names
-                if (self.config.own_head and name.startswith("head."))
-                or (self.config.own_last_blocks and in_last_block(name, depths))
-            )
-        return self._own[model]
-
-    def key(self, model: str, name: str) -> str:
-        if self.state.layerwise and name in self.own_names(model):
-            return f"{model}/{name}"
-        return super().key(model, name)
-
-    def _add_architecture(self, state: ServerState, model: str) -> None:
-        """Let a group's own entries start as the shared ones, which the deepest network gave."""
-        super()._add_architecture(state, model)
+    def keys(self, context: ServerContext, state: ServerState, model: str) -> dict[str, str]:
+        keys = super().keys(context, state, model)
         if state.layerwise:
-            for name in self.own_names(model):
+            keys |= {name: f"{model}/{name}" for name in own_names(context, model)}
+        return keys
+
+    def add_architecture(self, context: ServerContext, state: ServerState, model: str) -> None:
+        """Let a group's own entries start as the shared ones, which the deepest network gave."""
+        super().add_architecture(context, state, model)
+        if state.layerwise:
+            for name in own_names(context, model):
                 state.weights.setdefault(f"{model}/{name}", state.weights[name].clone())
 
-    def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
-        if not self.state.layerwise:
-            self.average(updates)
+    def aggregate(
+        self, context: ServerContext, state: ServerState, updates: Iterable[ClientUpdate]
+    ) -> dict[str, float]:
+        if not state.layerwise:
+            self.average(context, state, updates)
             return {"distilled_groups": 0.0}
-        groups = self._means_by_group(updates)
+        groups = self._means_by_group(context, state, updates)
         depths = {model: depths_of(group.before) for model, group in groups.items()}
         over_groups, count = RunningMean(), 0
         own: dict[str, Tensor] = {}
@@ -224,48 +222,51 @@ class Server(LayerwiseServer[ServerState]):
             entries = dict(group.after)
             deeper = next_deeper(depths[model], depths)
             if deeper is not None:
-                entries |= distilled(group, groups[deeper], self.config.beta)
+                entries |= distilled(group, groups[deeper], context.config.beta)
                 count += 1
-            kept = self.own_names(model)
-            own |= {self.key(model, name): entries[name] for name in kept}
+            kept = own_names(context, model)
+            own |= {f"{model}/{name}": entries[name] for name in kept}
             shared = {name: item for name, item in entries.items() if name not in kept}
             over_groups.add(state_views(shared), group.weight)
-        self.state.weights |= over_groups.means() | own
+        state.weights |= over_groups.means() | own
         return {"distilled_groups": float(count)}
 
-    def _means_by_group(self, updates: Iterable[ClientUpdate]) -> dict[str, Group]:
+    def _means_by_group(
+        self, context: ServerContext, state: ServerState, updates: Iterable[ClientUpdate]
+    ) -> dict[str, Group]:
         """Average inside every group, reading the updates one by one."""
         means: dict[str, RunningMean] = {}
         weights: dict[str, float] = {}
+        weighted = self.weighted(context, state)
         for update in updates:
-            model = self.clients[update.client_id].model
-            weight = update.num_examples if self.weighted else 1
+            model = context.clients[update.client_id].model
+            weight = update.num_examples if weighted else 1
             sent = {**update.uplink.weights, **update.uplink.buffers}
             means.setdefault(model, RunningMean()).add(sent, weight)
             weights[model] = weights.get(model, 0.0) + weight
-        held = self.state.weights
         return {
-            model: Group(
-                {name: held[self.key(model, name)] for name in self.layout(model).weights},
-                means[model].means(),
-                weights[model],
-            )
+            model: self._group(context, state, model, means[model].means(), weights[model])
             for model in sorted(means)
         }
 
+    def _group(
+        self,
+        context: ServerContext,
+        state: ServerState,
+        model: str,
+        after: Mapping[str, Tensor],
+        weight: float,
+    ) -> Group:
+        keys = self.keys(context, state, model)
+        trained = layout_for(context, model).weights
+        return Group({name: state.weights[keys[name]] for name in trained}, after, weight)
+
 
 METHOD = register(
-    Method(
-        name="inclusivefl",
-        summary="weights are averaged by layer over groups of unlike depth, deeper updates help",
-        config=Config,
-        uplink=Uplink,
-        downlink=Downlink,
-        client=Client,
-        server=Server,
-        training=Training(optimizer="sgd", lr=0.01),
-        common_feature_dim=False,
-        evaluated_model="global",
-        shares_reader=True,
-    )
+    __name__,
+    summary="weights are averaged by layer over groups of unlike depth, deeper updates help",
+    training=Training(optimizer="sgd", lr=0.01),
+    common_feature_dim=False,
+    evaluated_model="global",
+    shares_reader=True,
 )

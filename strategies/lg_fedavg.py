@@ -29,7 +29,8 @@ from torch import Tensor
 from models import SplitModel
 from strategies.base.client import ClientContext
 from strategies.base.messages import ClientUpdate
-from strategies.base.method import Method, Training, register
+from strategies.base.method import Training, register
+from strategies.base.server import ServerContext
 from strategies.common.head import (
     HeadClient,
     HeadPayload,
@@ -99,21 +100,16 @@ class Client(HeadClient[ClientState, Downlink, Uplink]):
 class Server(HeadServer):
     """Server half: one head, the mean of the round's heads."""
 
-    def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+    def aggregate(
+        self, context: ServerContext, state: HeadState, updates: Iterable[ClientUpdate]
+    ) -> dict[str, float]:
         heads = ((update.uplink, update.num_examples) for update in updates)
-        self.state = HeadState(*average_heads(heads))
+        state.head_weight, state.head_bias = average_heads(heads)
         return {}
 
 
 METHOD = register(
-    Method(
-        name="lg-fedavg",
-        summary="private extractors, and a head that is averaged over the clients",
-        config=Config,
-        uplink=Uplink,
-        downlink=Downlink,
-        client=Client,
-        server=Server,
-        training=Training(optimizer="sgd", lr=0.01),
-    )
+    __name__,
+    summary="private extractors, and a head that is averaged over the clients",
+    training=Training(optimizer="sgd", lr=0.01),
 )

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from models import SplitModel, TaskModel
 from strategies.base.client import ClientContext, ClientHalf
-from strategies.base.messages import ClientUpdate
-from strategies.base.method import Method, register
-from strategies.base.server import ServerHalf
+from strategies.base.messages import ClientInfo, ClientUpdate
+from strategies.base.method import register
+from strategies.base.server import ServerContext, ServerHalf
 from strategies.common.losses import task_loss
 from strategies.common.training import train_epochs
 
@@ -66,31 +66,28 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
         return {"accuracy": state.model(images)}
 
 
-class Server(ServerHalf[ServerState]):
-    """Server half: schedules clients and aggregates nothing."""
+class Server(ServerHalf[ServerState, Downlink]):
+    """Server half: aggregates nothing."""
 
-    def initial_state(self) -> ServerState:
+    def initial_state(self, context: ServerContext) -> ServerState:
         return ServerState()
 
-    def common_downlink(self, server_round: int) -> Downlink:
+    def downlink(
+        self, context: ServerContext, state: ServerState, client: ClientInfo | None
+    ) -> Downlink:
         return Downlink()
 
-    def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+    def aggregate(
+        self, context: ServerContext, state: ServerState, updates: Iterable[ClientUpdate]
+    ) -> dict[str, float]:
         for _ in updates:
             pass  # replies are still awaited, so that rounds stay in step
         return {}
 
 
 METHOD = register(
-    Method(
-        name="local",
-        summary="no exchange: the reference for every other method",
-        config=Config,
-        uplink=Uplink,
-        downlink=Downlink,
-        client=Client,
-        server=Server,
-        common_feature_dim=False,
-        any_task=True,
-    )
+    __name__,
+    summary="no exchange: the reference for every other method",
+    common_feature_dim=False,
+    any_task=True,
 )

@@ -38,7 +38,7 @@ from torch import Tensor
 
 from models import SplitModel
 from strategies.base.client import ClientContext
-from strategies.base.method import Method, Training, register
+from strategies.base.method import Training, register
 from strategies.base.options import option
 from strategies.common.layerwise import (
     LayerwiseClient,
@@ -133,17 +133,10 @@ class Server(LayerwiseServer[ServerState]):
 
 
 METHOD = register(
-    Method(
-        name="moon",
-        summary="FedAvg, with features drawn to the received model's and away from the last one's",
-        config=Config,
-        uplink=Uplink,
-        downlink=Downlink,
-        client=Client,
-        server=Server,
-        training=Training(optimizer="sgd", lr=0.01),
-        common_feature_dim=False,
-        evaluated_model="global",
-        shares_reader=True,
-    )
+    __name__,
+    summary="FedAvg, with features drawn to the received model's and away from the last one's",
+    training=Training(optimizer="sgd", lr=0.01),
+    common_feature_dim=False,
+    evaluated_model="global",
+    shares_reader=True,
 )

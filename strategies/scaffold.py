@@ -38,9 +38,11 @@ from torch import Tensor, nn
 from models import SplitModel
 from strategies.base.client import ClientContext
 from strategies.base.messages import ClientInfo, ClientUpdate
-from strategies.base.method import Method, Training, register
+from strategies.base.method import Training, register
 from strategies.base.options import option
 from strategies.base.payload import Template, arrays
+from strategies.base.run_config import RunConfig
+from strategies.base.server import ServerContext
 from strategies.common.layerwise import (
     LayerwiseClient,
     LayerwiseConfig,
@@ -48,7 +50,7 @@ from strategies.common.layerwise import (
     WeightsPayload,
     WeightsServerState,
 )
-from strategies.common.layerwise_server import LayerwiseServer
+from strategies.common.layerwise_server import LayerwiseServer, layout_for, optimizer_of
 from strategies.common.losses import cross_entropy_of
 from strategies.common.optimizers import learning_rate
 from strategies.common.training import train_epochs
@@ -174,47 +176,62 @@ class Client(LayerwiseClient[ClientState, Downlink, Uplink]):
 class Server(LayerwiseServer[ServerState]):
     """Server half: adds the mean change to every layer, and keeps the sum of all controls."""
 
-    def new_state(self, layerwise: bool, weights: dict[str, Tensor]) -> ServerState:
+    def new_state(
+        self, context: ServerContext, layerwise: bool, weights: dict[str, Tensor]
+    ) -> ServerState:
         return ServerState(layerwise, weights, {})
 
-    def summary(self) -> None:
-        """Add a warning where the optimiser is one that the method is not defined for."""
-        super().summary()
-        name, momentum = self.optimizer
-        if name != "sgd" or momentum:
-            used = f"optimizer = {name!r}" if name != "sgd" else f"momentum = {momentum:g}"
-            print(
-                f"warning: scaffold is defined for plain SGD; with {used} its controls are means "
-                "of the optimiser's steps divided by lr, not of gradients",
-                flush=True,
-            )
+    def check_run(self, run: RunConfig) -> tuple[str, ...]:
+        """Warn where the optimiser is one that the method is not defined for."""
+        name, momentum = optimizer_of(run)
+        if name == "sgd" and not momentum:
+            return ()
+        used = f"optimizer = {name!r}" if name != "sgd" else f"momentum = {momentum:g}"
+        return (
+            f"scaffold is defined for plain SGD; with {used} its controls are means of the "
+            "optimiser's steps divided by lr, not of gradients",
+        )
 
-    def templates(self, info: ClientInfo) -> Mapping[str, Template]:
-        return {**super().templates(info), "controls": self.layout(info.model).weights}
+    def templates(
+        self, context: ServerContext, state: ServerState, client: ClientInfo
+    ) -> Mapping[str, Template]:
+        templates = super().templates(context, state, client)
+        return {**templates, "controls": templates["weights"]}
 
-    def make_downlink(self, info: ClientInfo, server_round: int) -> Downlink:
-        return Downlink(**self.weights_for(info), controls=state_views(self.controls_for(info)))
+    def downlink(
+        self, context: ServerContext, state: ServerState, client: ClientInfo | None
+    ) -> Downlink | None:
+        if client is None:
+            return None
+        controls = state_views(self.controls_for(context, state, client))
+        return Downlink(**self.weights_for(context, state, client), controls=controls)
 
-    def controls_for(self, info: ClientInfo) -> dict[str, Tensor]:
+    def controls_for(
+        self, context: ServerContext, state: ServerState, client: ClientInfo
+    ) -> dict[str, Tensor]:
         """Return c by the names of a client's architecture: sum_k c_k / K, 0 where none is."""
-        owners, sums = self.owners(), self.state.control_sums
+        owners, keys = self.owners(context, state), self.keys(context, state, client.model)
         controls = {}
-        for name, (shape, _) in self.layout(info.model).weights.items():
-            key = self.key(info.model, name)
-            known = sums.get(key)
+        for name, (shape, _) in layout_for(context, client.model).weights.items():
+            known = state.control_sums.get(keys[name])
             # A resumed run may know a key's owners again only after they have answered.
-            controls[name] = torch.zeros(shape) if known is None else known / max(1, owners[key])
+            holders = max(1, owners[keys[name]])
+            controls[name] = torch.zeros(shape) if known is None else known / holders
         return controls
 
-    def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+    def aggregate(
+        self, context: ServerContext, state: ServerState, updates: Iterable[ClientUpdate]
+    ) -> dict[str, float]:
         """Add mean changes to weights, and summed ones to controls; replace buffers; streaming."""
         changes, drifts = RunningMean(), RunningMean()
+        weighted, server_lr = self.weighted(context, state), context.config.server_lr
         for update in updates:
-            changes.add(self.received(update), update.num_examples if self.weighted else 1)
-            drifts.add(self.keyed(update.client_id, update.uplink.controls), 1)
-        count, weights, sums = drifts.weights, self.state.weights, self.state.control_sums
+            received = self.received(context, state, update)
+            changes.add(received, update.num_examples if weighted else 1)
+            drifts.add(self.keyed(context, state, update.client_id, update.uplink.controls), 1)
+        count, weights, sums = drifts.weights, state.weights, state.control_sums
         for key, item in changes.means().items():
-            weights[key] = weights[key] + self.config.server_lr * item if key in count else item
+            weights[key] = weights[key] + server_lr * item if key in count else item
         for key, item in drifts.means().items():
             total = item * count[key]
             sums[key] = sums[key] + total if key in sums else total
@@ -222,17 +239,10 @@ class Server(LayerwiseServer[ServerState]):
 
 
 METHOD = register(
-    Method(
-        name="scaffold",
-        summary="control variates on clients and server correct the drift of local steps",
-        config=Config,
-        uplink=Uplink,
-        downlink=Downlink,
-        client=Client,
-        server=Server,
-        training=Training(optimizer="sgd", lr=0.01),
-        common_feature_dim=False,
-        evaluated_model="global",
-        shares_reader=True,
-    )
+    __name__,
+    summary="control variates on clients and server correct the drift of local steps",
+    training=Training(optimizer="sgd", lr=0.01),
+    common_feature_dim=False,
+    evaluated_model="global",
+    shares_reader=True,
 )

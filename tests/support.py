@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
+import functools
+import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,56 @@ from flwr.clientapp import ClientApp
 from client_app.app import app as client_app
 from server_app.app import app as server_app
 from server_app.rounds.in_process import InProcessGrid
+from server_app.rounds.method_server import MethodServer
+from strategies.base.messages import ClientInfo, ClientUpdate
+from strategies.base.run_config import RunConfig
+
+
+class ServerAtWork(MethodServer):
+    """A server half with its state, whose methods a test calls without context and state.
+
+    `server.downlink_for(2, 5)` is what client 2 gets in round 5; any further method of the half is
+    called by its name, `server.draw(client_id)` for `half.draw(context, state, client_id)`.
+    """
+
+    def __init__(self, run: RunConfig, clients: Iterable[ClientInfo] = ()) -> None:
+        super().__init__(run)
+        if clients := list(clients):
+            self.admit(clients)
+
+    def admit(self, infos: Iterable[ClientInfo]) -> None:
+        """Admit clients; the first ones let the server begin."""
+        super().admit(infos)
+        if self.state is None:
+            self.begin()
+
+    def exchanges_in(self, server_round: int) -> int:
+        """Return how many exchanges a round has."""
+        self.server_round = server_round
+        return self.half.exchanges(self.context)
+
+    def downlink_for(self, client: int | None, server_round: int) -> Any:
+        """Return one client's payload; that of all clients is asked for first, as in a run."""
+        self.server_round = server_round
+        common = self.half.downlink(self.context, self.state, None)
+        if common is not None or client is None:
+            return common
+        info = self.clients.get(client) or dataclasses.replace(
+            next(iter(self.clients.values())), client_id=client
+        )
+        return self.half.downlink(self.context, self.state, info)
+
+    def aggregate_in(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+        """Aggregate in a round."""
+        self.server_round = server_round
+        return self.aggregate(updates)
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self.half, name)
+        given = {"context": self.context, "state": self.state, "run": self.run}
+        taken = [p for p in list(inspect.signature(function).parameters)[:2] if p in given]
+        return functools.partial(function, *(given[parameter] for parameter in taken))
+
 
 SMALL: dict[str, Any] = {
     "dataset": "digits",

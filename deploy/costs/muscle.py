@@ -21,6 +21,7 @@ from deploy.costs.table import aligned
 from strategies.base.messages import ClientInfo, ClientUpdate, count_bytes
 from strategies.base.payload import count_scalars, pack
 from strategies.base.run_config import parse_run_config
+from strategies.base.server import ServerContext
 from strategies.fedmuscle.fedmuscle import Server, Uplink
 
 WIDTH = 256
@@ -62,12 +63,13 @@ def measure(batch: int, users: int) -> StepCost:
             "fedmuscle.users": users, "fedmuscle.batch-size": batch, "fedmuscle.exchange": "step",
         }
     )  # fmt: skip
-    server = Server(run)
-    server.admit(_cards(users + 1))
+    server, clients = Server(), {info.client_id: info for info in _cards(users + 1)}
+    first = ServerContext(run, clients, server_round=1)
+    state = server.initial_state(first)
     sent = dict(_representations(batch, users + 1))
-    server.aggregate(1, _updates(sent))
-    server.exchange = 2
-    downlink = server.make_downlink(server.clients[0], 1)
+    server.aggregate(first, state, _updates(sent))
+    second = dataclasses.replace(first, exchange=2)
+    downlink = server.downlink(second, state, clients[0])
     return StepCost(
         batch=batch,
         users=users,

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Iterator
-from typing import Any
+from collections.abc import Generator, Iterator
 
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import Message
 
 from server_app.records.round_result import Failure, RoundResult, Traffic
+from server_app.rounds.method_server import MethodServer
 from server_app.rounds.roster import Roster
 from server_app.rounds.send_order import SendOrder
 from server_app.rounds.send_queue import SendQueue
 from server_app.rounds.transport import Answer, Sent, Transport, window_of
-from strategies.base.messages import ClientUpdate, count_bytes
+from strategies.base.messages import ClientUpdate, Control, count_bytes
 from strategies.base.payload import PayloadError
-from strategies.base.server import ServerHalf
 from strategies.base.state import non_finite_entries
 
 
@@ -28,10 +27,10 @@ class Exchange:
 
     Parameters
     ----------
-    strategy, transport, roster
+    server, transport, roster
         Of the run.
-    server_round : int
-        The round; 0 is never used.
+    control : Control
+        What all messages say: which round it is, and which exchange of it, among others.
     participants : list of int
         Clients that train.
     others : list of int
@@ -44,19 +43,20 @@ class Exchange:
 
     def __init__(
         self,
-        strategy: ServerHalf[Any],
+        server: MethodServer,
         transport: Transport,
         roster: Roster,
-        server_round: int,
+        control: Control,
         participants: list[int],
         others: list[int],
         tests: set[int] | None = None,
         send_order: SendOrder | None = None,
     ) -> None:
-        self.strategy = strategy
+        self.server = server
+        self.control = control
         self.transport = transport
         self.roster = roster
-        self.result = RoundResult(server_round, sorted(participants))
+        self.result = RoundResult(control.round, sorted(participants))
         window = window_of(transport.grid)
         # Devices work all at once, and one process on one message: no order leaves any idle.
         self._send_order = send_order if send_order and window not in (None, 1) else SendOrder()
@@ -65,7 +65,7 @@ class Exchange:
             kind: self._send_order.ordered(kind, clients) for kind, clients in order.items()
         }
         self._tests = {*participants, *others} if tests is None else tests
-        self._deadline = time.monotonic() + strategy.run.round_timeout
+        self._deadline = time.monotonic() + server.run.round_timeout
         planned = [(kind, i) for kind, clients in self._order.items() for i in clients]
         self._queue = SendQueue(transport, window, self._send_order, planned, self._messages())
         self._answered: set[int] = set()
@@ -93,14 +93,8 @@ class Exchange:
             self.roster.messages.forget()
 
     def _built(self, kind: str, clients: list[int]) -> Iterator[tuple[Message, Sent]]:
-        configure = getattr(self.strategy, f"configure_{kind}")
-        messages: Iterable[Message] = configure(
-            self.result.server_round,
-            ArrayRecord(),
-            ConfigRecord(
-                {"participants": list(clients), "test": [i for i in clients if i in self._tests]}
-            ),
-            self.transport.grid,
+        messages = self.server.messages(
+            self.roster.messages, kind, clients, self._tests, self.control
         )
         for client_id, message in zip(clients, messages, strict=True):
             scalars, size = self.roster.messages.last_scalars, count_bytes(message.content)
@@ -111,18 +105,18 @@ class Exchange:
     def _aggregate(self) -> None:
         number = self.result.server_round
         updates = self._in_client_order()
-        self.result.server_metrics = self.strategy.aggregate(number, updates)
+        self.result.server_metrics = self.server.aggregate(updates)
         if self._queue.left and not self._all_read:
             raise RunError(
-                f"round {number}: {self.strategy.method.name} aggregated before it had read all "
+                f"round {number}: {self.server.method.name} aggregated before it had read all "
                 f"updates, so {len(self._queue.left)} messages would carry its new state; its "
                 "aggregate must read on to the end"
             )
-        broken = non_finite_entries(self.strategy.state)
+        broken = non_finite_entries(self.server.state)
         if broken:
             raise RunError(
                 f"round {number}: the server's {', '.join(broken[:3])} became NaN or infinite; "
-                f"lower the learning rates ({self.strategy.method.name}.server-lr)"
+                f"lower the learning rates ({self.server.method.name}.server-lr)"
             )
         for _ in updates:
             pass  # a method may stop reading early; the replies are still awaited
@@ -192,7 +186,7 @@ class Exchange:
             self._fail(client_id, answer.sent.kind, answer.reason or "no reason given")
             return
         try:
-            update = self.strategy.read(client_id, self.result.server_round, answer.message.content)
+            update = self.server.read(client_id, answer.message.content, self.control.phase)
         except PayloadError as error:
             self._fail(client_id, answer.sent.kind, f"refused payload: {error}")
             return
@@ -220,7 +214,7 @@ class Exchange:
         print(f"round {number}: client {client_id} ({kind}): {reason}", flush=True)
         self.result.failures.append(Failure(client_id, kind, reason))
         self._answered.add(client_id)
-        if stop and self.strategy.run.on_client_error == "stop":
+        if stop and self.server.run.on_client_error == "stop":
             raise RunError(f"round {number}: client {client_id}: {reason} (on-client-error = stop)")
 
     def _close_overdue(self) -> None:
@@ -230,7 +224,7 @@ class Exchange:
         ]
         for _ in late:
             self._queue.answered()
-        reason = f"no answer within {self.strategy.run.round_timeout:g} s (round-timeout)"
+        reason = f"no answer within {self.server.run.round_timeout:g} s (round-timeout)"
         for kind, client_id in [*late, *self._queue.drop()]:
             if client_id is not None:
                 self.result.late.add(client_id)

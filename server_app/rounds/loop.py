@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import secrets
 from contextlib import nullcontext
-from typing import Any
 
 from flwr.app import MetricRecord
 from flwr.serverapp import Grid
@@ -21,25 +20,29 @@ from server_app.records.summary import check_local_clients, check_local_run, sum
 from server_app.report import write_report
 from server_app.rounds.divergence import DivergenceWatch, warning
 from server_app.rounds.exchange import Exchange, RunError
+from server_app.rounds.message_factory import MessageFactory
+from server_app.rounds.method_server import MethodServer
 from server_app.rounds.roster import Roster
 from server_app.rounds.send_order import SendOrder, short_thread_turns
 from server_app.rounds.transport import Transport, is_simulation
 from strategies.base.files import NotWrittenError
-from strategies.base.messages import MessageFactory
+from strategies.base.messages import Control
 from strategies.base.options import ConfigError
 from strategies.base.round_files import prune_rounds
-from strategies.base.server import ServerHalf
+from strategies.base.run_config import RunConfig
+from strategies.base.schedule import History, Schedule, load_schedule
 
 
-def run_rounds(strategy: ServerHalf[Any], grid: Grid) -> Result:
-    """Run a strategy from its registration to its report, resuming where the run-config says so.
+def run_rounds(run: RunConfig, grid: Grid) -> Result:
+    """Run a method from the registration to its report, resuming where the run-config says so.
 
     Whatever ends the run early, its records stay, config.json says "failed" or "interrupted" and
     why, and a report is written of what there is. A resume that is refused changes nothing.
     """
-    check_local_run(strategy.run.run_root, strategy.run.local_run)
-    directory = RunDirectory.open(strategy.run)
-    loop = RoundLoop(strategy, grid, directory)
+    server, schedule = MethodServer(run), load_schedule(run)
+    check_local_run(run.run_root, run.local_run)
+    directory = RunDirectory.open(run)
+    loop = RoundLoop(server, schedule, grid, directory)
     turns = short_thread_turns() if is_simulation(grid) else nullcontext()
     try:
         with turns:
@@ -62,11 +65,14 @@ def run_rounds(strategy: ServerHalf[Any], grid: Grid) -> Result:
 
 
 class RoundLoop:
-    """One run: the strategy does the method, this does everything around it."""
+    """One run: the server half does the method, this does everything around it."""
 
-    def __init__(self, strategy: ServerHalf[Any], grid: Grid, directory: RunDirectory) -> None:
-        run = strategy.run
-        self.strategy = strategy
+    def __init__(
+        self, server: MethodServer, schedule: Schedule, grid: Grid, directory: RunDirectory
+    ) -> None:
+        run = server.run
+        self.server = server
+        self.schedule = schedule
         self.run = run
         self.directory = directory
         self.recorder = Recorder(directory.path)
@@ -74,25 +80,24 @@ class RoundLoop:
         self.transport = Transport(grid)
         # A message outlives its round's deadline a little, so that the deadline decides.
         self.messages = MessageFactory(directory.name, {}, ttl=run.round_timeout + 30)
-        self.roster = Roster(strategy, self.transport, self.messages, directory.refuse)
+        self.roster = Roster(server, self.transport, self.messages, directory.refuse)
         self.send_order = SendOrder()
         self.divergence = DivergenceWatch(directory.path / "metrics.csv")
         self.durations: list[float] = []
         self.session = secrets.token_hex(8)
         self.resumed_at = 0
-        strategy.messages = self.messages
 
     def execute(self) -> Result:
         """Run all rounds that are left and return Flower's result object."""
         say(f"wildflower: run {self.directory.name} in {self.directory.path}")
-        self.strategy.summary()
+        say(console.settings(self.run, self.server.remarks))
         self.roster.assemble()
-        check_local_clients(self.run.run_root, self.run.local_run, self.strategy.clients)
-        self.strategy.state = self.strategy.initial_state()
+        check_local_clients(self.run.run_root, self.run.local_run, self.server.clients)
+        self.server.begin()
         done = self._take_up()
         self._note_roster_problems(done)
-        say(console.clients_table(self.strategy.clients))
-        for line in console.data_lines(self.strategy.clients):
+        say(console.clients_table(self.server.clients))
+        for line in console.data_lines(self.server.clients):
             say(line)
         if self.run.sample_fraction < 1:
             say("clients that have not trained yet are evaluated with their initial models")
@@ -100,13 +105,11 @@ class RoundLoop:
         for number in range(done + 1, self.run.num_rounds + 1):
             outcome = self._round(number)
             result.train_metrics_clientapp[number] = MetricRecord(dict(outcome.server_metrics))
-            reason = self.strategy.should_stop(number, self.recorder.accuracy)
+            reason = self.schedule.should_stop(self.server.context, self._history())
             if reason is not None:
                 say(f"stopping after round {number}: {reason}")
                 break
-        else:
-            number = self.run.num_rounds
-        self._close(number)
+        self._close()
         return result
 
     def _take_up(self) -> int:
@@ -114,19 +117,19 @@ class RoundLoop:
 
         What may refuse a resume has been asked when the first file is changed.
         """
-        done = self.checkpoints.load_newest(self.strategy.state) if self.directory.resumed else 0
+        done = self.checkpoints.load_newest(self.server.state) if self.directory.resumed else 0
         if done > self.run.num_rounds:
             raise ConfigError(
                 f"num-rounds = {self.run.num_rounds}: expected at least {done}, the number of "
                 "rounds that the run to resume has finished"
             )
-        self.recorder.begin(done, self.directory.texts(self.strategy.clients))
+        self.recorder.begin(done, self.directory.texts(self.server.clients))
         self.directory.begun = True
         self.checkpoints.set_aside_damaged()
         (self.directory.path / "summary.json").unlink(missing_ok=True)  # of an earlier end
         if self.directory.resumed:
             say(f"resuming after round {done}")
-        self.resumed_at = done
+        self.resumed_at = self.server.server_round = done
         self.divergence.begin()
         self._tell_who_is_not_trained()
         return done
@@ -139,19 +142,16 @@ class RoundLoop:
         say(f"report: {path}")
 
     def _round(self, number: int) -> RoundResult:
-        run = self.run
-        infos = self.strategy.clients
-        known = dict(infos)
+        known = self.server.clients
+        self.server.server_round, self.server.exchange = number, 1
         self.roster.invite()
         online = self.roster.wait_online()
-        available = [i for i in online if infos[i].train_examples > 0]
-        participants = self.strategy.select(number, available, self.recorder.accuracy)
-        if not participants:
-            raise RunError(f"round {number}: none of {len(available)} clients was selected")
-        evaluates = run.evaluates_in(number)
+        participants = self._participants(online)
+        evaluates = self.run.evaluates_in(number)
         tests, measuring = self._measuring(online) if evaluates else (set(), [])
         others = [i for i in measuring if i not in set(participants)]
         outcome = self._exchanges(number, participants, others, tests)
+        infos = self.server.clients
         if infos != known:
             self.directory.write_clients(infos)
             self._tell_who_is_not_trained()
@@ -160,34 +160,51 @@ class RoundLoop:
         self._note_divergence(outcome)
         self.recorder.add(outcome)
         self._note_roster_problems(number)
-        self.checkpoints.save(number, self.strategy.state)
+        self.checkpoints.save(number, self.server.state)
         self._say_round(outcome)
         return outcome
+
+    def _participants(self, online: list[int]) -> list[int]:
+        """Let the schedule choose among those that can train; raises `RunError` if it cannot be."""
+        number, infos = self.server.server_round, self.server.clients
+        available = [i for i in online if infos[i].train_examples > 0]
+        chosen = set(self.schedule.select(self.server.context, available, self._history()))
+        if not chosen:
+            raise RunError(f"round {number}: none of {len(available)} clients was selected")
+        if absent := sorted(chosen - set(available)):
+            raise RunError(
+                f"round {number}: the schedule chose client {absent[0]}, which is not among the "
+                f"{len(available)} clients that can train now"
+            )
+        return sorted(chosen)
+
+    def _history(self) -> History:
+        return History(dict(self.recorder.accuracy), dict(self.recorder.trained))
 
     def _exchanges(
         self, number: int, participants: list[int], others: list[int], tests: set[int]
     ) -> RoundResult:
         """Make the round's exchanges; clients are evaluated in one of them."""
-        total = self.strategy.exchanges(number)
-        chosen = self.strategy.evaluated_exchange(number)
+        half, context = self.server.half, self.server.context
+        total, chosen = half.exchanges(context), half.evaluated_exchange(context)
         phase = "pre" if self.run.evaluates_before_training else "post"
         outcome: RoundResult | None = None
         for exchange in range(1, total + 1):
             evaluates = self.run.evaluates_in(number) and exchange == chosen
-            self.strategy.exchange = exchange
-            self._set_control(evaluate=evaluates, phase=phase, final=False)
+            self.server.exchange = exchange
+            control = self._control(evaluate=evaluates, phase=phase)
             asked, measured = participants, others if evaluates else []
             if outcome is not None:
                 online = set(self.roster.online()) - outcome.late
                 asked = [i for i in participants if i in online]
                 measured = [i for i in measured if i in online]
-            outcome = self._exchange(number, asked, measured, tests, outcome)
+            outcome = self._exchange(control, asked, measured, tests, outcome)
         assert outcome is not None, f"{self.run.method}: a round needs at least one exchange"
         return outcome
 
     def _exchange(
         self,
-        number: int,
+        control: Control,
         asked: list[int],
         measured: list[int],
         tests: set[int],
@@ -197,10 +214,10 @@ class RoundLoop:
     ) -> RoundResult:
         """Make an exchange and return the round so far; if the run ends here, record who failed."""
         current = Exchange(
-            self.strategy,
+            self.server,
             self.transport,
             self.roster,
-            number,
+            control,
             asked,
             measured,
             tests,
@@ -210,27 +227,23 @@ class RoundLoop:
             current.run()
         except RunError:  # names a few of them
             failures = [*(earlier.failures if earlier else []), *current.result.failures]
-            self.recorder.add_failures(number, failures, closing=closing)
+            self.recorder.add_failures(control.round, failures, closing=closing)
             raise
         return current.result if earlier is None else earlier.followed_by(current.result)
 
-    def _close(self, last_round: int) -> None:
+    def _close(self) -> None:
         """Evaluate everyone once more where evaluation came before training; then summarise."""
         if self.run.evaluates_before_training:
-            self._set_control(evaluate=True, phase="final", final=True)
+            control = self._control(evaluate=True, phase="final", final=True)
             tests, measuring = self._measuring(self.roster.online())
-            outcome = self._exchange(last_round, [], measuring, tests, closing=True)
+            outcome = self._exchange(control, [], measuring, tests, closing=True)
             self.recorder.add(outcome, closing=True)
-        summary = summarise(self.directory.path, self.run, len(self.strategy.clients))
+        summary = summarise(self.directory.path, self.run, len(self.server.clients))
         text = json.dumps(summary, indent=2) + "\n"
         write_atomically(self.directory.path / "summary.json", text)
         self._prune_simulated_states()
         say()
-        say(
-            console.final_table(
-                self.strategy.clients, self.recorder.accuracy, self.recorder.trained
-            )
-        )
+        say(console.final_table(self.server.clients, self.recorder.accuracy, self.recorder.trained))
         say(console.closing_lines(summary))
         self.directory.set_status("completed")
         try:
@@ -240,24 +253,27 @@ class RoundLoop:
 
     def _measuring(self, online: list[int]) -> tuple[set[int], list[int]]:
         """Return who measures the test split, and who has anything to measure."""
-        tests = self.strategy.evaluates_test(online)
-        infos = self.strategy.clients
+        tests = self.server.half.evaluates_test(self.server.context, online)
+        infos = self.server.clients
         return tests, [i for i in online if i in tests or infos[i].validation_examples]
 
-    def _set_control(self, *, evaluate: bool, phase: str, final: bool) -> None:
-        self.messages.control = {
-            "evaluate": evaluate,
-            "phase": phase,
-            "final": final,
-            "token": str(self.directory.info["token"]),
-            "session": self.session,
-            "resumed-at": self.resumed_at,
-            "exchange": self.strategy.exchange,
-            "keep-from": self.checkpoints.oldest(),
-        }
+    def _control(self, *, evaluate: bool, phase: str, final: bool = False) -> Control:
+        """Return what the messages of the exchange that is to come say."""
+        return Control(
+            run_name=self.directory.name,
+            token=str(self.directory.info["token"]),
+            session=self.session,
+            round=self.server.server_round,
+            exchange=self.server.exchange,
+            resumed_at=self.resumed_at,
+            keep_from=self.checkpoints.oldest(),
+            evaluate=evaluate,
+            phase=phase,
+            final=final,
+        )
 
     def _tell_who_is_not_trained(self) -> None:
-        infos = self.strategy.clients
+        infos = self.server.clients
         for client_id in sorted(infos):
             if infos[client_id].train_examples == 0:
                 say(f"client {client_id} has no training examples: it is evaluated, not trained")
@@ -286,7 +302,7 @@ class RoundLoop:
 
     def _note_divergence(self, outcome: RoundResult) -> None:
         """Say whose training diverged; the run goes on, it may be one client of many."""
-        classes = min(info.num_classes for info in self.strategy.clients.values())
+        classes = min(info.num_classes for info in self.server.clients.values())
         found = self.divergence.look(outcome, classes)
         if found:
             say(warning(outcome.server_round, found))
@@ -312,7 +328,7 @@ class RoundLoop:
         recent = self.durations[-5:]
         left = (total - number) * sum(recent) / len(recent)
         say(
-            f"round {number}/{total}  {trained} of {len(self.strategy.clients)} clients  {shown}  "
+            f"round {number}/{total}  {trained} of {len(self.server.clients)} clients  {shown}  "
             f"up {console.human(scalars['uplink'])}  "
             f"down {console.human(scalars['downlink'])} scalars  {outcome.seconds:.1f} s  "
             f"left {left:.0f} s"

@@ -8,10 +8,12 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
+from server_app.rounds.message_factory import MessageFactory
+from server_app.rounds.method_server import MethodServer
 from server_app.rounds.transport import Answer, Sent, Transport, is_simulation
-from strategies.base.messages import CLIENT_INFO, ClientInfo, MessageFactory
+from strategies.base.messages import CLIENT_INFO, ClientInfo, SetUpProblem
 from strategies.base.payload import PayloadError
-from strategies.base.server import RegistrationError, ServerHalf
+from strategies.base.server import RegistrationError
 
 ALL_THERE_S = 5.0
 """A simulation makes its nodes at once, so that none is new for so long only when all are there."""
@@ -26,7 +28,7 @@ class Roster:
 
     Parameters
     ----------
-    strategy, transport, messages
+    server, transport, messages
         Of the run.
     refuse : callable, optional
         Returns why a client information cannot be accepted, or None.
@@ -34,14 +36,14 @@ class Roster:
 
     def __init__(
         self,
-        strategy: ServerHalf[Any],
+        server: MethodServer,
         transport: Transport,
         messages: MessageFactory,
         refuse: Callable[[ClientInfo], str | None] = lambda info: None,
     ) -> None:
-        self.strategy = strategy
+        self.server = server
         self.refuse = refuse
-        self.run = strategy.run
+        self.run = server.run
         self.transport = transport
         self.messages = messages
         self.problems: list[tuple[int | None, str]] = []
@@ -137,14 +139,13 @@ class Roster:
             If that does not happen within `wait-timeout`.
         """
         deadline = time.monotonic() + self.run.wait_timeout
-        infos = self.strategy.clients
-        if not any(info.train_examples for info in infos.values()):
+        if not any(info.train_examples for info in self.server.clients.values()):
             raise RegistrationError(
                 "no client has training examples; lower min-examples, or add data"
             )
         while True:
             online = self.online()
-            can_train = any(infos[i].train_examples for i in online)
+            can_train = any(self.server.clients[i].train_examples for i in online)
             if len(online) >= self.run.min_clients and can_train:
                 return online
             if time.monotonic() >= deadline:
@@ -212,7 +213,7 @@ class Roster:
         for _, info in infos:
             if (problem := self.refuse(info)) is not None:
                 raise RegistrationError(problem)
-        self.strategy.admit(info for _, info in infos)
+        self.server.admit(info for _, info in infos)
         self.messages.nodes |= nodes
 
 
@@ -235,9 +236,10 @@ def _read_client_info(answer: Answer) -> tuple[ClientInfo | None, tuple[str, str
     if answer.message is None:
         return None, ("failure", f"{node}: {answer.reason}")
     record: Mapping[str, Any] = answer.message.content.config_records.get(CLIENT_INFO, {})
-    if "problem" in record:
-        return None, ("set-up", f"client {record.get('who')}: {record['problem']}")
     try:
+        if "problem" in record:
+            wrong = SetUpProblem.from_record(record)
+            return None, ("set-up", f"client {wrong.who}: {wrong.problem}")
         return ClientInfo.from_record(record), None
     except PayloadError as error:
         return None, ("set-up", f"{node}: {error}")

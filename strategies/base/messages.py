@@ -9,21 +9,106 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar, Self
 
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import MetricRecord, RecordDict
 
-from strategies.base.payload import PayloadError, count_scalars, pack
+from strategies.base.checked import Checked, flag, real, shown, text, whole, wholes
+from strategies.base.payload import PayloadError
 
 CONTROL = "control"
 INFO = "info"
 METRICS = "metrics"
 CLIENT_INFO = "client"
 PHASES = ("train", "pre", "post", "final")
+LONGEST_PROBLEM = 2000
+"""Signs of what a client says is wrong with its set-up."""
+
+
+MOST_CLASSES, MOST_ROUNDS, MOST_EXAMPLES, MOST = 10**6, 10**9, 10**12, 2**62
+"""Bounds of what is believed. All integers fit into 64 bits, and so does a sum of examples."""
+LONGEST_TIME = 1e9
+"""Seconds (30 years) that a client may have worked on a message."""
 
 
 @dataclasses.dataclass(frozen=True)
-class ClientInfo:
+class Control(Checked):
+    """What the server says with every downlink; a client acts on it only after checking it.
+
+    Attributes
+    ----------
+    run_name : str
+        Names the run, and with it the place of a client's private states.
+    token, session : str
+        Of the run, from its first start on, and of the server's process.
+    round, exchange, resumed_at : int
+        The current round and exchange of it, from 1, and the round after which this process
+        resumed the run.
+    keep_from : int
+        The earliest round that a resume may go back to: older private states are not needed.
+    evaluate, test : bool
+        Whether the client evaluates, and whether the test split is part of that.
+    phase : str
+        What an evaluation is recorded as, one of `PHASES`.
+    final : bool
+        Whether this is the evaluation that closes the run, after the last round.
+    """
+
+    wording: ClassVar[str] = "control record: {} ="
+
+    run_name: str = text(longest=100, shortest=1)
+    token: str = text(longest=100)
+    session: str = text(longest=100)
+    round: int = whole(most=MOST_ROUNDS)
+    exchange: int = whole(most=MOST_ROUNDS, least=1, default=1)
+    resumed_at: int = whole(most=MOST_ROUNDS, default=0)
+    keep_from: int = whole(most=MOST_ROUNDS, default=0)
+    evaluate: bool = flag(default=False)
+    test: bool = flag(default=True)
+    phase: str = text(*PHASES, default="pre")
+    final: bool = flag(default=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplyInfo(Checked):
+    """What a client says about its reply to `train` or `evaluate`.
+
+    Attributes
+    ----------
+    client_id, round : int
+        Who answers, for which round.
+    num_examples : int
+        On how many training examples the uplink rests; 0 without an uplink.
+    compute_s : float
+        Seconds the client worked on the message.
+    worker : str
+        Names the process that did the work.
+    rounds_trained : int
+        In how many rounds the private state had been trained before the message.
+    """
+
+    wording: ClassVar[str] = "{}:"
+
+    client_id: int = whole(most=MOST)
+    round: int = whole(most=MOST_ROUNDS)
+    num_examples: int = whole(most=MOST_EXAMPLES)
+    compute_s: float = real(most=LONGEST_TIME)
+    worker: str = text(longest=100, shortest=1)
+    rounds_trained: int = whole(most=MOST_ROUNDS)
+
+
+@dataclasses.dataclass(frozen=True)
+class SetUpProblem(Checked):
+    """A client's answer to the registration where its set-up is wrong: who, and what to mend."""
+
+    wording: ClassVar[str] = "set-up problem: {} ="
+
+    problem: str = text(longest=LONGEST_PROBLEM)
+    who: str = text(longest=100)
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientInfo(Checked):
     """A client's answer to the registration.
 
     Attributes
@@ -55,53 +140,37 @@ class ClientInfo:
         What its own files were read as and what was left out; empty for a published data set.
     """
 
-    client_id: int
-    model: str
-    parameters: int
-    raw_dim: int
-    feature_dim: int
-    num_classes: int
-    channels: int
-    image_size: int
-    class_hash: str
-    classes: list[int]
-    class_counts: list[int]
-    train_examples: int
-    validation_examples: int
-    test_examples: int
-    device: str
-    data_hash: str
-    task: str = "classification"
-    metric: str = "accuracy"
-    public_hash: str = ""
-    vocabulary: int = 0
-    text_length: int = 0
-    tokeniser: str = ""
-    data_notes: str = ""
+    wording: ClassVar[str] = "client information: {} ="
+    dashes: ClassVar[bool] = False
 
-    def to_record(self) -> ConfigRecord:
-        """Return it as a record."""
-        return ConfigRecord(dataclasses.asdict(self))
+    client_id: int = whole(most=MOST)
+    model: str = text()
+    parameters: int = whole(most=MOST)
+    raw_dim: int = whole(most=MOST)
+    feature_dim: int = whole(most=MOST)
+    num_classes: int = whole(most=MOST_CLASSES)
+    channels: int = whole(most=MOST_CLASSES)
+    image_size: int = whole(most=MOST_CLASSES)
+    class_hash: str = text()
+    classes: list[int] = wholes(most=MOST_CLASSES, longest=MOST_CLASSES)
+    class_counts: list[int] = wholes(most=MOST_EXAMPLES, longest=MOST_CLASSES)
+    train_examples: int = whole(most=MOST_EXAMPLES)
+    validation_examples: int = whole(most=MOST_EXAMPLES)
+    test_examples: int = whole(most=MOST_EXAMPLES)
+    device: str = text()
+    data_hash: str = text()
+    task: str = text(default="classification")
+    metric: str = text(default="accuracy")
+    public_hash: str = text(default="")
+    vocabulary: int = whole(most=MOST_CLASSES, default=0)
+    text_length: int = whole(most=MOST_CLASSES, default=0)
+    tokeniser: str = text(default="")
+    data_notes: str = text(default="")
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> ClientInfo:
+    def from_record(cls, record: Mapping[str, Any] | None) -> Self:
         """Check received client information; raises `PayloadError` naming the field."""
-        values: dict[str, Any] = {}
-        for field in dataclasses.fields(cls):
-            value = record.get(field.name)
-            if field.type == "list[int]":
-                fits = isinstance(value, list) and all(type(v) is int and v >= 0 for v in value)
-            elif field.type == "int":
-                fits = type(value) is int and value >= 0
-            else:
-                # The texts are printed and written to files.
-                fits = isinstance(value, str) and len(value) <= 500 and value.isprintable()
-            if not fits:
-                raise PayloadError(
-                    f"client information: {field.name} = {value!r:.100}, expected {field.type}"
-                )
-            values[field.name] = value
-        info = cls(**values)
+        info = super().from_record(record)
         info._check_classes()
         return info
 
@@ -113,12 +182,13 @@ class ClientInfo:
             counts_fit = counts_fit and max(self.class_counts, default=0) <= self.train_examples
         if not counts_fit:
             raise PayloadError(
-                f"client information: class_counts {self.class_counts} of classes {self.classes} "
+                f"client information: class_counts {shown(self.class_counts)} of classes "
+                f"{shown(self.classes)} "
                 f"contradict train_examples = {self.train_examples}"
             )
         if any(c >= self.num_classes for c in self.classes):
             raise PayloadError(
-                f"client information: classes {self.classes} contradict "
+                f"client information: classes {shown(self.classes)} contradict "
                 f"num_classes = {self.num_classes}"
             )
 
@@ -164,64 +234,6 @@ class ClientUpdate:
     scalars: int
     worker: str
     rounds_trained: int = 0
-
-
-@dataclasses.dataclass
-class MessageFactory:
-    """Builds the server's messages and remembers what each carries.
-
-    Attributes
-    ----------
-    run_name : str
-        Names the run to the clients, whose private state is kept under it.
-    nodes : dict of int to int
-        Flower's current node id of every client id.
-    ttl : float
-        Seconds after which Flower drops an undelivered message.
-    """
-
-    run_name: str
-    nodes: dict[int, int]
-    ttl: float
-    control: dict[str, bool | int | str] = dataclasses.field(default_factory=dict)
-    _last: tuple[Any, RecordDict, int] | None = None
-
-    def build(
-        self, kind: str, client_id: int, server_round: int, downlink: Any, *, test: bool = True
-    ) -> Message:
-        """Return one message; a downlink given again as the same object is packed only once.
-
-        `test` says whether the client's evaluation, if it makes one, is to measure the test split.
-        """
-        if self._last is None or self._last[0] is not downlink:
-            self._last = (downlink, pack(downlink), count_scalars(downlink)[0])
-        control: dict[str, Any] = {
-            "run-name": self.run_name,
-            "round": server_round,
-            "test": test,
-            **self.control,
-        }
-        return Message(
-            RecordDict({**self._last[1], CONTROL: ConfigRecord(control)}),
-            self.nodes[client_id],
-            kind,
-            ttl=self.ttl,
-            group_id=str(server_round),
-        )
-
-    def query(self, node_id: int) -> Message:
-        """Return the registration's question to one node."""
-        control = ConfigRecord({"run-name": self.run_name, "round": 0})
-        return Message(RecordDict({CONTROL: control}), node_id, "query", ttl=self.ttl, group_id="0")
-
-    def forget(self) -> None:
-        """Let go of the downlink built last, which may be large."""
-        self._last = None
-
-    @property
-    def last_scalars(self) -> int:
-        """Scalars, in the paper's convention, of the downlink built last."""
-        return self._last[2] if self._last else 0
 
 
 def count_bytes(content: RecordDict) -> int:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import importlib
 import pkgutil
+import sys
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from models.own_code import OwnCodeError, import_own
 from strategies.base.options import ConfigError
 
 if TYPE_CHECKING:
@@ -72,7 +75,7 @@ class Method:
     uplink: type
     downlink: type
     client: type[ClientHalf[Any, Any, Any]]
-    server: type[ServerHalf[Any]]
+    server: type[ServerHalf[Any, Any]]
     training: Training = Training()
     evaluate_when: str = "pre"
     common_feature_dim: bool = True
@@ -85,46 +88,101 @@ class Method:
 
 SHARED = ("base", "common")
 """Packages of `strategies` that are no methods."""
+PARTS = ("Config", "Uplink", "Downlink", "Client", "Server")
+"""What a method's module defines, by these names."""
 
-_REGISTRY: dict[str, Method] = {}
 
+def register(module: str, *, summary: str, name: str = "", **declared: Any) -> Method:
+    """Return the method that a module defines; the module keeps it as `METHOD`.
 
-def register(method: Method) -> Method:
-    """Add a method to the registry and return it.
+    Parameters
+    ----------
+    module : str
+        The module's `__name__`; it defines `Config`, `Uplink`, `Downlink`, `Client` and `Server`,
+        so that this is called at its end.
+    summary : str
+        One sentence for tables.
+    name : str
+        The method's name; empty: the module's, with dashes (`lg_fedavg` becomes `lg-fedavg`).
+    **declared
+        Further attributes of `Method`, such as `training` and `evaluate_when`.
 
     Raises
     ------
-    ValueError
-        If another method already has the name.
+    TypeError
+        If the module lacks one of the five, or one is not what it should be.
     """
-    known = _REGISTRY.get(method.name)
-    # A module imported twice registers equal halves again; only a real clash is an error.
-    if known is not None and known.client.__module__ != method.client.__module__:
-        raise ValueError(
-            f"method {method.name!r} is already registered by {known.client.__module__}"
-        )
-    _REGISTRY[method.name] = method
-    return method
+    found = vars(sys.modules[module])
+    if missing := [part for part in PARTS if part not in found]:
+        raise TypeError(f"{module}: a method's module defines {', '.join(missing)} as well")
+    for part in PARTS[:3]:
+        if not (isinstance(found[part], type) and dataclasses.is_dataclass(found[part])):
+            raise TypeError(f"{module}.{part}: expected a dataclass")
+    return Method(
+        name=name or module.rpartition(".")[2].replace("_", "-"),
+        summary=summary,
+        **{part.lower(): found[part] for part in PARTS},
+        **declared,
+    )
 
 
 @cache
-def _discover() -> None:
-    """Import every module of `strategies`, so that each registers its method."""
-    package = importlib.import_module("strategies")
-    for module in pkgutil.iter_modules(package.__path__):
-        if module.name not in SHARED:
-            importlib.import_module(f"strategies.{module.name}")
+def _built_in() -> dict[str, Method]:
+    """Import every module of `strategies` and return the methods, by name."""
+    methods: dict[str, Method] = {}
+    for entry in pkgutil.iter_modules(importlib.import_module("strategies").__path__):
+        if entry.name not in SHARED:
+            method: Method = importlib.import_module(f"strategies.{entry.name}").METHOD
+            if (known := methods.setdefault(method.name, method)) is not method:
+                raise ValueError(
+                    f"two methods are called {method.name!r}: {known.client.__module__} and "
+                    f"{method.client.__module__}"
+                )
+    return methods
 
 
 def method_names() -> tuple[str, ...]:
-    """Return the names of all methods, sorted."""
-    _discover()
-    return tuple(sorted(_REGISTRY))
+    """Return the names of the methods that are part of Wildflower, sorted."""
+    return tuple(sorted(_built_in()))
 
 
 def get_method(name: str) -> Method:
-    """Return a registered method; raises `ConfigError` naming the known ones."""
-    _discover()
-    if name not in _REGISTRY:
-        raise ConfigError(f"method = {name!r}: expected one of {', '.join(method_names())}")
-    return _REGISTRY[name]
+    """Return a method by its name, or a user's own by the name of its module.
+
+    Raises
+    ------
+    ConfigError
+        Naming the known ones, or what is wrong with the user's module.
+    """
+    known = _built_in().get(name)
+    return known if known is not None else _own_method(name)
+
+
+def is_module_name(name: str) -> bool:
+    """Return whether a method is a user's own, named by its module."""
+    return name not in _built_in() and all(part.isidentifier() for part in name.split("."))
+
+
+def _own_method(name: str) -> Method:
+    """Import a user's module and return its METHOD."""
+    near = difflib.get_close_matches(name.lower().replace("_", "-"), method_names(), n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    accepted = f"expected one of {', '.join(method_names())}, or a module with a method of your own"
+    if not is_module_name(name):
+        raise ConfigError(f"method = {name!r}: {accepted}{hint}")
+    try:
+        module = import_own(name)
+    except OwnCodeError as error:
+        raise ConfigError(f"method = {name!r}: {accepted}{hint}; {error}") from error
+    method = getattr(module, "METHOD", None)
+    if not isinstance(method, Method):
+        raise ConfigError(
+            f"method = {name!r}: the module has no METHOD; end it with "
+            "`METHOD = register(__name__, summary=...)`, see strategies/README.md"
+        )
+    if method.name in _built_in():
+        raise ConfigError(
+            f"method = {name!r}: its METHOD is called {method.name!r}, as one of Wildflower's own; "
+            "give register another name"
+        )
+    return method

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import tomllib
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -185,3 +186,40 @@ def parse_options(cls: type[T], values: Mapping[str, object], prefix: str = "") 
 def unknown_key(key: str, known: Mapping[str, object], method: str = "") -> ConfigError:
     """Return the error for an unknown key, with what it may have meant, see `key_hint`."""
     return ConfigError(f"{key}: unknown configuration key{key_hint(key, known, method)}")
+
+
+def parse_pairs(text: str) -> dict[str, Any]:
+    """Parse `key=value` pairs, values in TOML, separated by spaces as `flwr run` takes them.
+
+    Raises
+    ------
+    ConfigError
+        Naming the part that is not `key=value` with a TOML value.
+    """
+    values: dict[str, Any] = {}
+    for pair in split_pairs(text):
+        key, equals, value = pair.partition("=")
+        try:
+            parsed = tomllib.loads(f"value = {value}")["value"] if equals else None
+        except tomllib.TOMLDecodeError:
+            parsed = None
+        if parsed is None:
+            raise ConfigError(
+                f"{pair!r}: expected key=value with a TOML value; texts need quotes, "
+                "as in method='local'"
+            )
+        values[key.strip()] = parsed
+    return values
+
+
+def split_pairs(text: str) -> list[str]:
+    """Split at spaces outside quotes."""
+    parts, quote = [""], ""
+    for character in text:
+        if character in "'\"" and quote in ("", character):
+            quote = "" if quote else character
+        if character.isspace() and not quote:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part for part in parts if part]

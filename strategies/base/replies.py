@@ -8,7 +8,17 @@ from typing import Any
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
-from strategies.base.messages import INFO, METRICS, PHASES, ClientUpdate, MetricRow, count_bytes
+from strategies.base.checked import shown
+from strategies.base.messages import (
+    INFO,
+    METRICS,
+    MOST_EXAMPLES,
+    PHASES,
+    ClientUpdate,
+    MetricRow,
+    ReplyInfo,
+    count_bytes,
+)
 from strategies.base.method import Method
 from strategies.base.payload import (
     ARRAYS,
@@ -19,11 +29,8 @@ from strategies.base.payload import (
     unpack,
 )
 
-INFO_KEYS = frozenset(
-    ("client-id", "round", "num-examples", "compute-s", "worker", "rounds-trained")
-)
-MOST_METRICS, LONGEST_NAME = 200, 100
-"""Bounds of what one reply may report."""
+MOST_METRICS, LONGEST_NAME, LARGEST = 200, 100, 1e100
+"""Bounds of what one reply may report. Sums of larger values over clients could overflow."""
 
 
 def read_reply(
@@ -43,36 +50,33 @@ def read_reply(
     """
     unknown = set(content) - {ARRAYS, MANIFEST, INFO, METRICS}
     if unknown:
-        raise PayloadError(f"{sorted(unknown)[0]!r:.100}: record is not declared")
-    info = content.get(INFO)
-    info = info if isinstance(info, ConfigRecord) else ConfigRecord()
-    if undeclared := sorted(set(info) - INFO_KEYS):
-        raise PayloadError(f"{INFO}: {undeclared[0]!r:.100}: key is not declared")
-    for key, expected in (("client-id", client_id), ("round", server_round)):
-        if info.get(key) != expected:
-            raise PayloadError(f"{key}: the reply says {info.get(key)!r}, expected {expected}")
-    examples, seconds = info.get("num-examples"), info.get("compute-s")
-    if type(examples) is not int or examples < 0:
-        raise PayloadError(f"num-examples: {examples!r} is not a count")
-    if not isinstance(seconds, float) or not isfinite(seconds) or seconds < 0:
-        raise PayloadError(f"compute-s: {seconds!r} is not a duration")
-    worker = info.get("worker")
-    if not isinstance(worker, str) or not worker:  # Flower cannot count the bytes of ""
-        raise PayloadError(f"worker: {worker!r} is not a name")
-    trained = info.get("rounds-trained")
-    if type(trained) is not int or trained < 0:
-        raise PayloadError(f"rounds-trained: {trained!r} is not a count")
+        raise PayloadError(f"{shown(sorted(unknown)[0])}: record is not declared")
+    record = content.get(INFO)
+    info = ReplyInfo.from_record(record if isinstance(record, ConfigRecord) else None)
+    for key, said, expected in (
+        ("client-id", info.client_id, client_id),
+        ("round", info.round, server_round),
+    ):
+        if said != expected:
+            raise PayloadError(f"{key}: the reply says {said}, expected {expected}")
     metrics = content.get(METRICS)
     if not isinstance(metrics, MetricRecord):
         raise PayloadError(f"{METRICS}: record is missing, or holds no metrics")
     rows = read_metrics(metrics)
     # A client that had nothing to train on answers without arrays.
-    uplink = unpack(method.uplink, content, dims, templates) if examples else None
+    uplink = unpack(method.uplink, content, dims, templates) if info.num_examples else None
     if uplink is None and (ARRAYS in content or MANIFEST in content):
         raise PayloadError("num-examples: 0, but arrays were sent")
-    scalars = count_scalars(uplink)[0] if uplink is not None else 0
     return ClientUpdate(
-        client_id, examples, uplink, rows, seconds, count_bytes(content), scalars, worker, trained
+        client_id,
+        info.num_examples,
+        uplink,
+        rows,
+        info.compute_s,
+        num_bytes=count_bytes(content),
+        scalars=count_scalars(uplink)[0] if uplink is not None else 0,
+        worker=info.worker,
+        rounds_trained=info.rounds_trained,
     )
 
 
@@ -86,9 +90,12 @@ def read_metrics(record: Mapping[str, Any]) -> list[MetricRow]:
         finite = isinstance(pair, list) and all(type(v) is float and isfinite(v) for v in pair)
         named = phase in PHASES and 0 < len(metric) <= LONGEST_NAME and metric.isprintable()
         if not finite or len(pair) != 2 or not named:
-            shown = f"{key!r:.100} = {pair!r:.100}"
-            raise PayloadError(f"{METRICS}: {shown} is not [value, examples] of a phase")
-        if pair[1] < 0 or pair[1] != int(pair[1]):
+            raise PayloadError(
+                f"{METRICS}: {shown(key)} = {shown(pair)} is not [value, examples] of a phase"
+            )
+        if abs(pair[0]) > LARGEST:
+            raise PayloadError(f"{METRICS}: {key} = {pair[0]:g} is beyond {LARGEST:g}")
+        if not 0 <= pair[1] <= MOST_EXAMPLES or pair[1] != int(pair[1]):
             raise PayloadError(f"{METRICS}: {key} rests on {pair[1]} examples")
         if "accuracy" in metric and not 0 <= pair[0] <= 1:
             raise PayloadError(f"{METRICS}: {key} = {pair[0]} is not between 0 and 1")

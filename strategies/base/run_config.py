@@ -20,12 +20,15 @@ from strategies.base.options import (
     option,
     option_keys,
     parse_options,
+    parse_pairs,
     unknown_key,
 )
 
 AUGMENTATIONS = ("crop-flip", "crop-flip-erase", "crop-flip-cutout")
 """See `strategies.common.augmentation`."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+ADDRESS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+"""Of something in a user's own module: `package.module:name`."""
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 MAY_CHANGE_ON_RESUME = frozenset(
@@ -44,7 +47,13 @@ class RunConfig:
     Attributes
     ----------
     method
-        What clients and server do; its own keys begin with its name.
+        What clients and server do; its own keys begin with its name. Also a module with a method
+        of your own, see strategies/README.md.
+    method_options
+        Options of the method, as pairs key=value without the method's name: for a method of your
+        own, whose keys `flwr run` does not know. They win over its keys.
+    schedule
+        Your own choice of who takes part and when a run ends, see strategies/README.md.
     dataset
         The examples that clients share. A device with data of its own names its own.
     data_dir
@@ -143,7 +152,9 @@ class RunConfig:
         "skip" leaves a client that failed out of the round, "stop" ends the run.
     """
 
-    method: str = option("fedre", hint="the name of a method")
+    method: str = option("fedre", hint="the name of a method, or of a module with your own")
+    method_options: str = option("", hint="a text of pairs key=value of the method that runs")
+    schedule: str = option("", hint="a text: module:factory; empty: the seeded uniform draw")
     dataset: str = option("digits", *DATASETS)
     data_dir: str = option("", hint="a text: a folder; empty: the standard places, then a download")
     image_size: int = option(0, minimum=0, maximum=1024)
@@ -215,6 +226,11 @@ class RunConfig:
                 raise ConfigError(
                     f"{key} = {name!r}: expected a name of letters, digits, '.', '_' and '-'"
                 )
+        if self.schedule and not ADDRESS.fullmatch(self.schedule):
+            raise ConfigError(
+                f"schedule = {self.schedule!r}: expected module:factory, or an empty text for the "
+                "seeded uniform draw"
+            )
         if self.resume and self.run_name:
             raise ConfigError(
                 f"run-name = {self.run_name!r}: a resumed run keeps its name; give resume alone"
@@ -284,7 +300,7 @@ class RunConfig:
         """Return the resolved run-config keys and values, the running method's included."""
         values = {key: getattr(self, key.replace("-", "_")) for key in option_keys(RunConfig)}
         config = self.method_config
-        for key in option_keys(type(config), self.method + "."):
+        for key in option_keys(type(config), self.chosen_method.name + "."):
             values[key] = getattr(config, key.split(".", 1)[1].replace("-", "_"))
         return values
 
@@ -299,12 +315,23 @@ def payload_sizes(run: RunConfig, classes: int) -> dict[str, int]:
     return {"d": run.feature_dim, "C": classes, **public}
 
 
-def default_run_config() -> dict[str, Any]:
-    """Return every key with its default, all methods' included, as pyproject.toml lists them."""
+def default_run_config(method: str = RunConfig.method) -> dict[str, Any]:
+    """Return every key with its default, all methods' included, as pyproject.toml lists them.
+
+    If `method` is a user's own, its keys are there, too.
+    """
     values = option_keys(RunConfig)
-    for name in method_names():
-        values |= option_keys(get_method(name).config, name + ".")
+    for known in _methods(method):
+        values |= option_keys(known.config, known.name + ".")
     return values
+
+
+def _methods(named: object) -> list[Method]:
+    """Return all methods by name, and a user's own where that is the one named."""
+    methods = [get_method(name) for name in method_names()]
+    if isinstance(named, str) and named not in method_names():
+        methods.append(get_method(named))
+    return methods
 
 
 def parse_run_config(values: Mapping[str, object]) -> RunConfig:
@@ -315,14 +342,15 @@ def parse_run_config(values: Mapping[str, object]) -> RunConfig:
     ConfigError
         Naming key, value and what is expected.
     """
-    known = default_run_config()
+    methods = _methods(values.get("method", RunConfig.method))
+    known = option_keys(RunConfig)
+    for method in methods:
+        known |= option_keys(method.config, method.name + ".")
     for key in values:
         if key not in known:
             raise unknown_key(key, known, str(values.get("method", RunConfig.method)))
     values = in_present_words(values)
     run = parse_options(RunConfig, {k: v for k, v in values.items() if "." not in k})
-    if run.method not in method_names():
-        raise ConfigError(f"method = {run.method!r}: expected one of {', '.join(method_names())}")
     # A user's own `module:factory` can be looked up only where clients run.
     if ":" not in run.models:
         try:
@@ -344,9 +372,24 @@ def parse_run_config(values: Mapping[str, object]) -> RunConfig:
             f"{', '.join(able)}"
         )
     configs: dict[str, Any] = {
-        name: parse_options(get_method(name).config, values, name + ".") for name in method_names()
+        m.name: parse_options(m.config, values, m.name + ".") for m in methods
     }
-    return dataclasses.replace(run, method_config=configs[run.method])
+    config = _with_method_options(configs[run.chosen_method.name], run)
+    return dataclasses.replace(run, method_config=config)
+
+
+def _with_method_options(config: Any, run: RunConfig) -> Any:
+    """Return a method's options with those changed that the key `method-options` names."""
+    try:
+        pairs = parse_pairs(run.method_options)
+        changed = parse_options(type(config), pairs)
+    except ConfigError as error:
+        raise ConfigError(
+            f"method-options = {run.method_options!r}: expected pairs key=value of method "
+            f"{run.method!r}; {error}"
+        ) from error
+    names = (key.replace("-", "_") for key in pairs)
+    return dataclasses.replace(config, **{name: getattr(changed, name) for name in names})
 
 
 def _one_text_task(tasks: Sequence[TaskSpec]) -> bool:

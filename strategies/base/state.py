@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
@@ -29,10 +29,11 @@ T = TypeVar("T")
 
 _TRANSIENT = "transient"
 Transient = Annotated[T, _TRANSIENT]
-"""Type of a state field that does not survive a round: a module whose weights arrive anew.
+"""Type of a state field that does not survive a round, neither saved nor loaded.
 
-The client half's `build` makes it on the meta device, without weights, and `receive` fills it with
-`fill_module`. It is neither saved nor loaded, however large it is.
+On a client, a module whose weights arrive anew: the client half's `build` makes it on the meta
+device, without weights, and `receive` fills it with `fill_module`. On the server, what one exchange
+of a round leaves for the next.
 """
 
 
@@ -156,8 +157,12 @@ def modules_of(state: Any) -> list[nn.Module]:
 
 
 def non_finite_entries(state: Any) -> list[str]:
-    """Return the keys of a state's tensors that hold NaN or infinite values."""
-    tensors, _ = _flatten(state, dataclasses.fields)
+    """Return the keys of a state's tensors, and of transient modules', with NaN or infinity."""
+    tensors, _ = _flatten(state)
+    for field in dataclasses.fields(state):
+        value = getattr(state, field.name)
+        if isinstance(value, nn.Module):
+            tensors |= {f"{field.name}/{k}": t.detach() for k, t in value.state_dict().items()}
     return [k for k, t in tensors.items() if t.is_floating_point() and not _is_finite(t)]
 
 
@@ -178,13 +183,11 @@ def _lasting_of(kind: type[Any]) -> list[dataclasses.Field[Any]]:
     return [field for field in fields if _TRANSIENT not in get_args(hints[field.name])[1:]]
 
 
-def _flatten(
-    state: Any, fields_of: Callable[[Any], Iterable[dataclasses.Field[Any]]] = _lasting
-) -> tuple[dict[str, Tensor], dict[str, list[Any]]]:
+def _flatten(state: Any) -> tuple[dict[str, Tensor], dict[str, list[Any]]]:
     """Return the tensors by key, uncopied, and for every field its kind and its keys or value."""
     tensors: dict[str, Tensor] = {}
     fields: dict[str, list[Any]] = {}
-    for field in fields_of(state):
+    for field in _lasting(state):
         name, value = field.name, getattr(state, field.name)
         if isinstance(value, nn.Module):
             entries: Mapping[str, Tensor] = value.state_dict()

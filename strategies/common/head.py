@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from models import SplitModel
 from strategies.base.client import ClientContext, ClientHalf
+from strategies.base.messages import ClientInfo
 from strategies.base.payload import array
-from strategies.base.server import ServerHalf
+from strategies.base.server import ServerContext, ServerHalf
 from strategies.common.optimizers import keep_compiler_out, take_step
 
 
@@ -61,40 +62,19 @@ class HeadClient(ClientHalf[S, H, U]):
         return {"accuracy": state.model(images)}
 
 
-class HeadServer(ServerHalf[HeadState]):
+class HeadServer(ServerHalf[HeadState, HeadPayload]):
     """A server half that broadcasts one head to all clients; `aggregate` is the method's."""
 
-    def initial_state(self) -> HeadState:
+    def initial_state(self, context: ServerContext) -> HeadState:
         """Draw the first head from the run's seed."""
-        generator = self.generator(0, "head")
-        return HeadState(*initial_linear(self.dims["C"], self.dims["d"], generator))
+        dims = context.dims
+        return HeadState(*initial_linear(dims["C"], dims["d"], context.generator("head")))
 
-    def common_downlink(self, server_round: int) -> HeadPayload:
-        """Return the current head."""
-        return HeadPayload(self.state.head_weight.numpy(), self.state.head_bias.numpy())
-
-    def fit(self, server_round: int, inputs: Tensor, targets: Tensor) -> float:
-        """Train the head on representations (N, d) and label distributions (N, C).
-
-        Reads the options `server_lr`, `server_epochs`, `server_batch_size`, `reduction` and
-        `mask_absent` of the method's `Config`, and returns the mean loss per example.
-        """
-        config = self.config
-        present = targets.sum(dim=0).nonzero().flatten() if config.mask_absent else None
-        weight, bias, loss = train_head(
-            self.state.head_weight,
-            self.state.head_bias,
-            inputs,
-            targets,
-            lr=config.server_lr,
-            epochs=config.server_epochs,
-            batch_size=config.server_batch_size,
-            generator=self.generator(server_round, "server-batches"),
-            reduction=config.reduction,
-            classes=present,
-        )
-        self.state = HeadState(weight, bias)
-        return loss
+    def downlink(
+        self, context: ServerContext, state: HeadState, client: ClientInfo | None
+    ) -> HeadPayload:
+        """Return the current head, the same for all."""
+        return HeadPayload(state.head_weight.numpy(), state.head_bias.numpy())
 
 
 def initial_linear(classes: int, width: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -85,7 +85,7 @@ D = TypeVar("D", bound=WeightsPayload)
 U = TypeVar("U", bound=WeightsPayload)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Layout:
     """What travels of one architecture: shape and dtype of its parameters and of its buffers."""
 

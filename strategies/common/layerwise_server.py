@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -15,7 +16,8 @@ from strategies.base.messages import ClientInfo, ClientUpdate
 from strategies.base.options import AUTO
 from strategies.base.payload import Template
 from strategies.base.rng import SERVER, derive_seed, isolated_torch_rng
-from strategies.base.server import ServerHalf
+from strategies.base.run_config import RunConfig
+from strategies.base.server import ServerContext, ServerHalf
 from strategies.common.layerwise import Layout, WeightsServerState, layout_of
 from strategies.common.shapes import shape_of
 from strategies.common.weights import RunningMean, state_views
@@ -23,173 +25,196 @@ from strategies.common.weights import RunningMean, state_views
 T = TypeVar("T", bound=WeightsServerState)
 
 
-class LayerwiseServer(ServerHalf[T], Generic[T]):
+class LayerwiseServer(ServerHalf[T, Any], Generic[T]):
     """A server half that keeps the mean of every layer; reads the options of `LayerwiseConfig`.
 
     A subclass with a state of its own overrides `new_state`; one that does more than averaging
-    overrides `aggregate`, and `make_downlink` if more than weights goes out. `nests` and `weighted`
+    overrides `aggregate`, and `downlink` if more than weights goes out. `nests` and `weighted`
     decide what "auto" options mean.
     """
 
-    def __init__(self, run: Any) -> None:
-        super().__init__(run)
-        self._layouts: dict[str, Layout] = {}
-        self._shape: InputShape | TextShape | None = None
-
-    def new_state(self, layerwise: bool, weights: dict[str, Tensor]) -> T:
+    def new_state(self, context: ServerContext, layerwise: bool, weights: dict[str, Tensor]) -> T:
         """Return the state before round 1."""
         return WeightsServerState(layerwise, weights)  # type: ignore[return-value]
 
-    def initial_state(self) -> T:
+    def initial_state(self, context: ServerContext) -> T:
         """Draw the first weights from the run's seed; the deepest network's come first."""
-        models = self._by_size(info.model for info in self.clients.values())
-        wanted = self.config.aggregation
-        layerwise = wanted == "layerwise" or (wanted == "auto" and self.nests(models))
+        models = by_size(context, context.clients.values())
+        wanted = context.config.aggregation
+        layerwise = wanted == "layerwise" or (wanted == "auto" and self.nests(context, models))
         print(
             f"weights are averaged {'by layer' if layerwise else 'within each architecture'}: "
             + ", ".join(models),
             flush=True,
         )
-        state = self.new_state(layerwise, {})
+        state = self.new_state(context, layerwise, {})
         for model in models:
-            self._add_architecture(state, model)
+            self.add_architecture(context, state, model)
         return state
 
-    def templates(self, info: ClientInfo) -> Mapping[str, Template]:
+    def templates(
+        self, context: ServerContext, state: T, client: ClientInfo
+    ) -> Mapping[str, Template]:
         """Return what an uplink must hold: the client's own architecture."""
-        layout = self.layout(info.model)
+        layout = layout_for(context, client.model)
         return {"weights": layout.weights, "buffers": layout.buffers}
 
-    def make_downlink(self, info: ClientInfo, server_round: int) -> Any:
+    def downlink(self, context: ServerContext, state: T, client: ClientInfo | None) -> Any:
         """Return the current means of the client's entries."""
-        return self.method.downlink(**self.weights_for(info))
+        if client is None:
+            return None
+        return context.method.downlink(**self.weights_for(context, state, client))
 
-    def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+    def aggregate(
+        self, context: ServerContext, state: T, updates: Iterable[ClientUpdate]
+    ) -> dict[str, float]:
         """Replace every entry by its mean over the round's clients that have it, streaming."""
-        self.average(updates)
+        self.average(context, state, updates)
         return {}
 
-    def evaluates_test(self, clients: Sequence[int]) -> set[int]:
+    def evaluates_test(self, context: ServerContext, clients: Sequence[int]) -> set[int]:
         """Return who measures a test set that all share: one client of every architecture."""
-        if self.run.test_split != "global" or self.config.buffers == "local":
+        if context.run.test_split != "global" or context.config.buffers == "local":
             return set(clients)
         first: dict[str, int] = {}
         for client_id in sorted(clients):
-            first.setdefault(self.clients[client_id].model, client_id)
+            first.setdefault(context.clients[client_id].model, client_id)
         return set(first.values())
 
-    def nests(self, models: Sequence[str]) -> bool:
-        """Return whether `aggregation = "auto"` averages these architectures by layer."""
-        return self._clash(models) is None
+    def check(self, context: ServerContext, state: T | None, client: ClientInfo) -> str | None:
+        """Return which architectures do not nest where clients are averaged by layer, or None."""
+        if (problem := super().check(context, state, client)) is not None:
+            return problem
+        must_nest = context.config.aggregation == "layerwise" or (state and state.layerwise)
+        clash = clash_of(context, by_size(context, context.clients.values())) if must_nest else None
+        if clash is None:
+            return None
+        return (
+            f"{clash}, so clients cannot be averaged by layer; choose models of one family, such "
+            f"as resnet10 to resnet26, or {context.method.name}.aggregation = 'architecture'"
+        )
 
-    @property
-    def weighted(self) -> bool:
-        """Whether means over clients are weighted by their training examples."""
-        return bool(self.config.mean == "weighted")
+    # What "auto" means --------------------------------------------------------------------------
+
+    def nests(self, context: ServerContext, models: Sequence[str]) -> bool:
+        """Return whether `aggregation = "auto"` averages these architectures by layer."""
+        return clash_of(context, models) is None
+
+    def weighted(self, context: ServerContext, state: T) -> bool:
+        """Return whether means over clients are weighted by their training examples."""
+        return bool(context.config.mean == "weighted")
 
     # What subclasses use ------------------------------------------------------------------------
 
-    def weights_for(self, info: ClientInfo) -> dict[str, dict[str, NDArray[Any]]]:
+    def weights_for(
+        self, context: ServerContext, state: T, client: ClientInfo
+    ) -> dict[str, dict[str, NDArray[Any]]]:
         """Return the downlink's fields `weights` and `buffers`: views, to be packed at once."""
-        if info.model not in self._layouts or not self._holds(info.model):
-            self._add_architecture(self.state, info.model)
-        layout, held = self.layout(info.model), self.state.weights
+        keys, held = self.keys(context, state, client.model), state.weights
+        if not all(key in held for key in keys.values()):
+            self.add_architecture(context, state, client.model)
+        layout = layout_for(context, client.model)
         return {
-            field: state_views({name: held[self.key(info.model, name)] for name in template})
+            field: state_views({name: held[keys[name]] for name in template})
             for field, template in (("weights", layout.weights), ("buffers", layout.buffers))
         }
 
-    def average(self, updates: Iterable[ClientUpdate]) -> None:
-        """Aggregate the round's weights; an entry that nobody sent stays as it is."""
-        mean = RunningMean()
+    def average(self, context: ServerContext, state: T, updates: Iterable[ClientUpdate]) -> None:
+        """Aggregate the round's weights into the state; what nobody sent stays as it is."""
+        mean, weighted = RunningMean(), self.weighted(context, state)
         for update in updates:
-            mean.add(self.received(update), update.num_examples if self.weighted else 1)
-        self.state.weights |= mean.means()
+            received = self.received(context, state, update)
+            mean.add(received, update.num_examples if weighted else 1)
+        state.weights |= mean.means()
 
-    def received(self, update: ClientUpdate) -> dict[str, NDArray[Any]]:
+    def received(
+        self, context: ServerContext, state: T, update: ClientUpdate
+    ) -> dict[str, NDArray[Any]]:
         """Return an uplink's weights and buffers under the server's keys."""
         entries = {**update.uplink.weights, **update.uplink.buffers}
-        return self.keyed(update.client_id, entries)
+        return self.keyed(context, state, update.client_id, entries)
 
-    def keyed(self, client_id: int, entries: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def keyed(
+        self,
+        context: ServerContext,
+        state: T,
+        client_id: int,
+        entries: Mapping[str, NDArray[Any]],
+    ) -> dict[str, NDArray[Any]]:
         """Return a client's entries under the server's keys."""
-        model = self.clients[client_id].model
-        return {self.key(model, name): item for name, item in entries.items()}
+        keys = self.keys(context, state, context.clients[client_id].model)
+        return {keys[name]: item for name, item in entries.items()}
 
-    def key(self, model: str, name: str) -> str:
-        """Return the server's key of an architecture's entry."""
-        return name if self.state.layerwise else f"{model}/{name}"
+    def keys(self, context: ServerContext, state: T, model: str) -> dict[str, str]:
+        """Return the server's key of every entry of an architecture."""
+        names = layout_for(context, model).all
+        return {name: name if state.layerwise else f"{model}/{name}" for name in names}
 
-    def layout(self, model: str) -> Layout:
-        """Return what travels of an architecture."""
-        if model not in self._layouts:
-            self._layouts[model] = layout_of(self._build(model, "meta"), self.config.buffers)
-        return self._layouts[model]
-
-    @property
-    def optimizer(self) -> tuple[str, float]:
-        """Name and momentum of the clients' optimiser."""
-        run, defaults = self.run, self.method.training
-        name = defaults.optimizer if run.optimizer == AUTO else run.optimizer
-        momentum = defaults.momentum if isinstance(run.momentum, str) else run.momentum
-        return name, momentum if name == "sgd" else 0.0
-
-    def owners(self) -> Counter[str]:
+    def owners(self, context: ServerContext, state: T) -> Counter[str]:
         """Return how many known clients that have training examples have an entry, by key."""
-        models = Counter(c.model for c in self.clients.values() if c.train_examples > 0)
+        models = Counter(c.model for c in context.clients.values() if c.train_examples > 0)
         counts: Counter[str] = Counter()
         for model, clients in models.items():
-            counts.update({self.key(model, name): clients for name in self.layout(model).all})
+            keys = self.keys(context, state, model).values()
+            counts.update(dict.fromkeys(keys, clients))
         return counts
 
-    # Own matters --------------------------------------------------------------------------------
-
-    def _holds(self, model: str) -> bool:
-        held = self.state.weights
-        return all(self.key(model, name) in held for name in self.layout(model).all)
-
-    def _add_architecture(self, state: Any, model: str) -> None:
+    def add_architecture(self, context: ServerContext, state: T, model: str) -> None:
         """Draw the entries of an architecture that the server does not have yet."""
-        with isolated_torch_rng(derive_seed(self.run.seed, SERVER, 0, f"weights-{model}")):
-            fresh = self._build(model, "cpu").state_dict()
-        for name in self.layout(model).all:
+        with isolated_torch_rng(derive_seed(context.run.seed, SERVER, 0, f"weights-{model}")):
+            fresh = build_for(context, model).state_dict()
+        for name in layout_for(context, model).all:
             key = name if state.layerwise else f"{model}/{name}"
             state.weights.setdefault(key, fresh[name].detach().clone())
 
-    def _build(self, model: str, device: str) -> SplitModel:
-        self._shape = self._shape or shape_of(next(iter(self.clients.values())))
-        with torch.device(device):
-            return build_model(model, self._shape, self.run.feature_dim, self.config.mapping)
 
-    def _by_size(self, models: Iterable[str]) -> list[str]:
-        """Return different architectures, that with the most entries first."""
-        return sorted(set(models), key=lambda m: (-len(self.layout(m).all), m))
+def optimizer_of(run: RunConfig) -> tuple[str, float]:
+    """Return name and momentum of the clients' optimiser."""
+    defaults = run.chosen_method.training
+    name = defaults.optimizer if run.optimizer == AUTO else run.optimizer
+    momentum = defaults.momentum if isinstance(run.momentum, str) else run.momentum
+    return name, momentum if name == "sgd" else 0.0
 
-    def _clash(self, models: Iterable[str]) -> str | None:
-        """Return what keeps architectures from being averaged by layer, or None."""
-        seen: dict[str, tuple[str, Any]] = {}
-        for model in models:
-            for name, kind in self.layout(model).all.items():
-                first, known = seen.setdefault(name, (model, kind))
-                if known != kind:
-                    return f"{name} is {known[0]} in {first} and {kind[0]} in {model}"
-        return None
 
-    def _contradictions(self, infos: list[ClientInfo]) -> list[str]:
-        """Add to the base's contradictions an architecture that does not nest with the others."""
-        problems = super()._contradictions(infos)
-        must_nest = self.config.aggregation == "layerwise" or getattr(
-            self.state, "layerwise", False
-        )
-        if problems or not infos:
-            return problems
-        self._shape = self._shape or shape_of(infos[0])
-        if not must_nest:
-            return []
-        clash = self._clash(self._by_size(c.model for c in [*self.clients.values(), *infos]))
-        if clash is None:
-            return []
-        return [
-            f"{clash}, so clients cannot be averaged by layer; choose models of one family, such "
-            f"as resnet10 to resnet26, or {self.method.name}.aggregation = 'architecture'"
-        ]
+def build_for(context: ServerContext, model: str) -> SplitModel:
+    """Build an architecture as the run's clients do."""
+    shape = shape_of(context.any_client)
+    return build_model(model, shape, context.run.feature_dim, context.config.mapping)
+
+
+def layout_for(context: ServerContext, model: str) -> Layout:
+    """Return what travels of an architecture."""
+    run, config = context.run, context.config
+    return _layout(
+        model, shape_of(context.any_client), run.feature_dim, config.mapping, config.buffers
+    )
+
+
+@lru_cache(maxsize=256)  # asked for with every message and every reply
+def _layout(
+    model: str, shape: InputShape | TextShape, width: int, mapping: str, buffers: str
+) -> Layout:
+    with torch.device("meta"):
+        return layout_of(build_model(model, shape, width, mapping), buffers)
+
+
+def by_size(context: ServerContext, clients: Iterable[ClientInfo]) -> list[str]:
+    """Return the different architectures of clients, that with the most entries first."""
+    models = {client.model for client in clients}
+    return sorted(models, key=lambda m: (-len(layout_for(context, m).all), m))
+
+
+def clash_of(context: ServerContext, models: Sequence[str]) -> str | None:
+    """Return what keeps architectures from being averaged by layer, or None."""
+    return _clash(tuple((model, layout_for(context, model)) for model in models))
+
+
+@lru_cache(maxsize=16)  # every client that registers asks
+def _clash(layouts: tuple[tuple[str, Layout], ...]) -> str | None:
+    seen: dict[str, tuple[str, Any]] = {}
+    for model, layout in layouts:
+        for name, kind in layout.all.items():
+            first, known = seen.setdefault(name, (model, kind))
+            if known != kind:
+                return f"{name} is {known[0]} in {first} and {kind[0]} in {model}"
+    return None

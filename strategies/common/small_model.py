@@ -19,7 +19,7 @@ from strategies.base.messages import ClientInfo, ClientUpdate
 from strategies.base.payload import Template, arrays
 from strategies.base.rng import SERVER, derive_seed, isolated_torch_rng
 from strategies.base.run_config import RunConfig
-from strategies.base.server import ServerHalf
+from strategies.base.server import ServerContext, ServerHalf
 from strategies.common.shapes import shape_of
 from strategies.common.weights import mean_states, state_arrays, state_template
 
@@ -49,43 +49,52 @@ def small_model(run: RunConfig, shape: InputShape | TextShape, width: int) -> Sp
     return build_small_model(kind, shape, width)
 
 
-class SmallModelServer(ServerHalf[SmallModelState]):
+class SmallModelServer(ServerHalf[SmallModelState, SmallModelPayload]):
     """A server half that broadcasts one small model and averages the round's.
 
     Reads the options `small_model` and `mean` ("weighted" by examples or "uniform") of the
     method's `Config`.
     """
 
-    @property
-    def small_width(self) -> int:
-        """Width of the small model's features."""
-        return self.run.feature_dim
+    def small_width(self, context: ServerContext) -> int:
+        """Return the width of the small model's features."""
+        return context.run.feature_dim
 
-    def exchanged(self, small: SplitModel) -> dict[str, Tensor]:
+    def exchanged(self, context: ServerContext, small: SplitModel) -> dict[str, Tensor]:
         """Return the entries of the small model's state that travel; all by default."""
         return {name: item.detach() for name, item in small.state_dict().items()}
 
-    def initial_state(self) -> SmallModelState:
+    def initial_state(self, context: ServerContext) -> SmallModelState:
         """Draw the first small model from the run's seed."""
-        info = next(iter(self.clients.values()))
-        with isolated_torch_rng(derive_seed(self.run.seed, SERVER, 0, "small-model")):
-            small = small_model(self.run, shape_of(info), self.small_width)
-        return SmallModelState(self.exchanged(small))
+        small = first_small_model(context, self.small_width(context))
+        return SmallModelState(self.exchanged(context, small))
 
-    def templates(self, info: ClientInfo) -> Mapping[str, Template]:
+    def templates(
+        self, context: ServerContext, state: SmallModelState, client: ClientInfo
+    ) -> Mapping[str, Template]:
         """Return what an uplink must hold: the entries that the server holds."""
-        return {"theta": state_template(self.state.theta)}
+        return {"theta": state_template(state.theta)}
 
-    def common_downlink(self, server_round: int) -> SmallModelPayload:
-        """Return the current small model."""
-        return SmallModelPayload(state_arrays(self.state.theta))
+    def downlink(
+        self, context: ServerContext, state: SmallModelState, client: ClientInfo | None
+    ) -> SmallModelPayload:
+        """Return the current small model, the same for all."""
+        return SmallModelPayload(state_arrays(state.theta))
 
-    def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+    def aggregate(
+        self, context: ServerContext, state: SmallModelState, updates: Iterable[ClientUpdate]
+    ) -> dict[str, float]:
         """Replace theta by the mean of the round's, streaming."""
-        weighted = self.config.mean == "weighted"
+        weighted = context.config.mean == "weighted"
         received = ((u.uplink.theta, u.num_examples if weighted else 1) for u in updates)
-        self.state = SmallModelState(mean_states(received))
+        state.theta = mean_states(received)
         return {}
+
+
+def first_small_model(context: ServerContext, width: int) -> SplitModel:
+    """Draw the small model of before round 1 from the run's seed; its features are `width` wide."""
+    with isolated_torch_rng(derive_seed(context.run.seed, SERVER, 0, "small-model")):
+        return small_model(context.run, shape_of(context.any_client), width)
 
 
 def imitation(target_logits: Tensor, logits: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from data import normalise
 from models import SplitModel
 from strategies.base.client import ClientContext
-from strategies.base.method import Method, Training, register
+from strategies.base.method import Training, register
 from strategies.base.options import AUTO, ConfigError, option
 from strategies.common.layerwise import LayerwiseClient, LayerwiseConfig, WeightsClientState
 from strategies.common.training import precision, train_epochs
@@ -289,17 +289,10 @@ class Server(FeaturePoolServer[PoolState]):
 
 
 METHOD = register(
-    Method(
-        name="fedin",
-        summary="features of others train the inner layers; weights are averaged, layer by layer",
-        config=Config,
-        uplink=Uplink,
-        downlink=Downlink,
-        client=Client,
-        server=Server,
-        training=Training(optimizer="adam", lr=1e-3),
-        common_feature_dim=False,
-        evaluated_model="global",
-        reads=("image",),  # stem and body are cut at feature maps
-    )
+    __name__,
+    summary="features of others train the inner layers; weights are averaged, layer by layer",
+    training=Training(optimizer="adam", lr=1e-3),
+    common_feature_dim=False,
+    evaluated_model="global",
+    reads=("image",),  # stem and body are cut at feature maps
 )

@@ -40,21 +40,18 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch.nn.functional as F
-from flwr.app import RecordDict
 from numpy.typing import NDArray
 from torch import Tensor, as_tensor, nn
 
 from models import SplitModel
 from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.messages import ClientInfo, ClientUpdate
-from strategies.base.method import Method, Training, register
+from strategies.base.method import Training, register
 from strategies.base.options import option
 from strategies.base.payload import PayloadError, array
-from strategies.base.rng import SERVER, derive_seed, isolated_torch_rng
-from strategies.base.run_config import RunConfig
-from strategies.base.server import ServerHalf
-from strategies.common.shapes import shape_of
-from strategies.common.small_model import imitation, small_model
+from strategies.base.server import ServerContext, ServerHalf
+from strategies.base.state import Transient
+from strategies.common.small_model import first_small_model, imitation, small_model
 from strategies.common.training import train_epochs
 from strategies.common.weights import State, StateArrays, load_arrays, mean_states, state_arrays
 from strategies.fedkd.low_rank import LowRank, compress, decompress, layout_of, pieces
@@ -120,6 +117,8 @@ class ServerState:
         `compress = "weights"` of nothing.
     current : list of int
         Clients that hold theta number `base`, having answered in round `number`.
+    frames : dict of bool to Downlink
+        The round's downlinks that were made already, by whether they are relative.
     """
 
     theta: dict[str, Tensor]
@@ -127,6 +126,7 @@ class ServerState:
     base: int
     number: int
     current: list[int]
+    frames: Transient[dict[bool, Downlink]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass
@@ -230,77 +230,68 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
         return {"accuracy": state.model(images), "accuracy_student": state.student(images)}
 
 
-class Server(ServerHalf[ServerState]):
+class Server(ServerHalf[ServerState, Downlink]):
     """Server half: theta, moved by the compressed mean of the round's updates."""
 
-    def __init__(self, run: RunConfig) -> None:
-        super().__init__(run)
-        self.relative: bool = self.config.compress == "update"
-        self._frames: dict[bool, Downlink] = {}
-        self._framed: ServerState | None = None
-
-    def initial_state(self) -> ServerState:
-        info = next(iter(self.clients.values()))
-        with isolated_torch_rng(derive_seed(self.run.seed, SERVER, 0, "small-model")):
-            model = small_model(self.run, shape_of(info), self.run.feature_dim)
-        entries = model.state_dict()
-        energy = None if self.relative else self.config.energy(0, self.run.num_rounds)
+    def initial_state(self, context: ServerContext) -> ServerState:
+        config, run = context.config, context.run
+        entries = first_small_model(context, run.feature_dim).state_dict()
+        energy = None if config.compress == "update" else config.energy(0, run.num_rounds)
         sent = compress(state_arrays(entries), energy)
         theta = decompress(LowRank(**sent), layout_of(entries))
         return ServerState(tensors(theta), tensors(sent), base=0, number=0, current=[])
 
-    def make_downlink(self, info: ClientInfo, server_round: int) -> Downlink:
+    def downlink(
+        self, context: ServerContext, state: ServerState, client: ClientInfo | None
+    ) -> Downlink | None:
         """Return the update for who holds its base, else theta; each is made once a round."""
-        if self._framed is not self.state:
-            self._framed, self._frames = self.state, {}
-        relative = self.relative and info.client_id in self.state.current
-        if relative not in self._frames:
-            self._frames[relative] = self._frame(relative)
-        return self._frames[relative]
+        if client is None:
+            return None
+        relative = context.config.compress == "update" and client.client_id in state.current
+        if relative not in state.frames:
+            state.frames[relative] = self._frame(context, state, relative)
+        return state.frames[relative]
 
-    def _frame(self, relative: bool) -> Downlink:
-        state, stored = self.state, relative or not self.relative
+    def _frame(self, context: ServerContext, state: ServerState, relative: bool) -> Downlink:
+        stored = relative or context.config.compress != "update"
         fields = state_arrays(state.sent) if stored else compress(state_arrays(state.theta), None)
         base = state.base if relative else state.number
         numbers = {"relative": relative, "base": base, "number": state.number}
         return Downlink(**fields, **{name: np.array(item) for name, item in numbers.items()})
 
-    def read(self, client_id: int, server_round: int, content: RecordDict) -> ClientUpdate:
-        update = super().read(client_id, server_round, content)
-        if update.uplink is not None:
-            # What does not fit is refused here, before anything is summed.
-            list(pieces(update.uplink, layout_of(self.state.theta)))
-        return update
+    def check_uplink(
+        self, context: ServerContext, state: ServerState, update: ClientUpdate
+    ) -> None:
+        """Refuse what does not fit the student before anything is summed."""
+        list(pieces(update.uplink, layout_of(state.theta)))
 
-    def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
-        layout = layout_of(self.state.theta)
-        energy = self.config.energy(server_round, self.run.num_rounds)
+    def aggregate(
+        self, context: ServerContext, state: ServerState, updates: Iterable[ClientUpdate]
+    ) -> dict[str, float]:
+        config, layout = context.config, layout_of(state.theta)
+        energy = config.energy(context.server_round, context.run.num_rounds)
         answered: list[int] = []
 
         def received() -> Iterator[tuple[StateArrays, int]]:
             for update in updates:
                 answered.append(update.client_id)
-                count = update.num_examples if self.config.mean == "weighted" else 1
+                count = update.num_examples if config.mean == "weighted" else 1
                 yield decompress(update.uplink, layout), count
 
         sent = compress(state_arrays(mean_states(received())), energy)
         made = decompress(LowRank(**sent), layout)
-        theta = add(self.state.theta, made) if self.relative else tensors(made)
-        self.state = ServerState(theta, tensors(sent), self.state.number, server_round, answered)
+        relative = config.compress == "update"
+        state.theta = add(state.theta, made) if relative else tensors(made)
+        state.sent, state.frames = tensors(sent), {}
+        state.base, state.number = state.number, context.server_round
+        state.current = answered
         return {"energy_threshold": energy}
 
 
 METHOD = register(
-    Method(
-        name="fedkd",
-        summary="a private teacher and an averaged student, exchanged as low-rank updates",
-        config=Config,
-        uplink=Uplink,
-        downlink=Downlink,
-        client=Client,
-        server=Server,
-        training=Training(optimizer="sgd", lr=0.01),
-        common_feature_dim=False,
-        shares_reader=True,
-    )
+    __name__,
+    summary="a private teacher and an averaged student, exchanged as low-rank updates",
+    training=Training(optimizer="sgd", lr=0.01),
+    common_feature_dim=False,
+    shares_reader=True,
 )

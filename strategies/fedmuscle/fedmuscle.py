@@ -37,12 +37,13 @@ from torch import Tensor
 from models import TaskModel
 from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.messages import ClientInfo, ClientUpdate
-from strategies.base.method import Method, Training, register
+from strategies.base.method import Training, register
 from strategies.base.options import AUTO, ConfigError, option
 from strategies.base.payload import PayloadError, array
 from strategies.base.rng import SERVER, numpy_generator
 from strategies.base.run_config import RunConfig
-from strategies.base.server import ServerHalf
+from strategies.base.server import ServerContext, ServerHalf
+from strategies.base.state import Transient
 from strategies.common.losses import task_loss
 from strategies.common.public import PublicInputs
 from strategies.common.training import train_epochs
@@ -137,7 +138,9 @@ class Downlink:
 
 @dataclasses.dataclass
 class ServerState:
-    """The server stores nothing."""
+    """What users sent in the exchange before, (B, d) by client id; nothing between rounds."""
+
+    received: Transient[dict[int, NDArray[np.float32]]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass
@@ -215,72 +218,82 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
         return {"accuracy": state.model(images)}
 
 
-class Server(ServerHalf[ServerState]):
+class Server(ServerHalf[ServerState, Downlink]):
     """Server half: chooses public items and, for every user and step, whom it is aligned with."""
 
-    def __init__(self, run: RunConfig) -> None:
-        super().__init__(run)
-        self._received: dict[int, NDArray[np.float32]] = {}
-        if run.public_size < self.config.batch_size:
-            raise ConfigError(
-                f"public-size = {run.public_size}: expected at least one batch, "
-                f"fedmuscle.batch-size = {self.config.batch_size}"
-            )
-
-    def initial_state(self) -> ServerState:
+    def initial_state(self, context: ServerContext) -> ServerState:
         return ServerState()
 
-    def exchanges(self, server_round: int) -> int:
-        if self.config.loss == "simclr":
+    def check_run(self, run: RunConfig) -> tuple[str, ...]:
+        if run.public_size < run.method_config.batch_size:
+            raise ConfigError(
+                f"public-size = {run.public_size}: expected at least one batch, "
+                f"fedmuscle.batch-size = {run.method_config.batch_size}"
+            )
+        return ()
+
+    def exchanges(self, context: ServerContext) -> int:
+        if context.config.loss == "simclr":
             return 1
-        by_step = self.config.exchange == "step"
-        return 1 + (len(public_batches(self.run, server_round)) if by_step else 1)
+        by_step = context.config.exchange == "step"
+        batches = public_batches(context.run, context.server_round)
+        return 1 + (len(batches) if by_step else 1)
 
-    def evaluated_exchange(self, server_round: int) -> int:
-        after_local = self.config.evaluate_after == "local"
-        return 1 if after_local else super().evaluated_exchange(server_round)
+    def evaluated_exchange(self, context: ServerContext) -> int:
+        after_local = context.config.evaluate_after == "local"
+        return 1 if after_local else super().evaluated_exchange(context)
 
-    def make_downlink(self, info: ClientInfo, server_round: int) -> Downlink:
+    def downlink(
+        self, context: ServerContext, state: ServerState, client: ClientInfo | None
+    ) -> Downlink | None:
         """Return what an exchange carries; see the module's head."""
-        update, encode = self._items(server_round)
-        if info.client_id in self._received and len(self._received) > 1:
-            return Downlink(update, self._partners(info.client_id, server_round), encode)
-        nothing = np.empty((0, 0, self.dims["d"]), dtype=np.float32)
+        if client is None:
+            return None
+        update, encode = self._items(context)
+        if client.client_id in state.received and len(state.received) > 1:
+            return Downlink(update, self._partners(context, state, client.client_id), encode)
+        nothing = np.empty((0, 0, context.dims["d"]), dtype=np.float32)
         return Downlink(update[:0], nothing, encode)
 
-    def _items(self, server_round: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    def _items(self, context: ServerContext) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Return the items that this exchange aligns on, and those it asks to represent."""
-        batches = public_batches(self.run, server_round)
-        if self.config.exchange == "batch":
+        batches = public_batches(context.run, context.server_round)
+        if context.config.exchange == "batch":
             batches = batches.reshape(1, -1)
-        if self.config.loss == "simclr":
+        if context.config.loss == "simclr":
             batches = batches[:0]
-        after, last = self.exchange - 1, len(batches)
+        after, last = context.exchange - 1, len(batches)
         nothing = np.empty(0, dtype=np.int32)
         return (
             batches[after - 1] if 0 < after <= last else nothing,
             batches[after] if after < last else nothing,
         )
 
-    def _partners(self, client_id: int, server_round: int) -> NDArray[np.float32]:
+    def _partners(
+        self, context: ServerContext, state: ServerState, client_id: int
+    ) -> NDArray[np.float32]:
         """Return, batch by batch, the representations of M users drawn from all but this one."""
-        others = sorted(self._received.keys() - {client_id})
-        count, size = min(self.config.users, len(others)), self.config.batch_size
-        rows = len(self._received[client_id])
-        drawn = np.empty((count, rows, self.dims["d"]), dtype=np.float32)
-        first_step = 0 if self.config.exchange == "batch" else self.exchange - 2
+        config, received = context.config, state.received
+        others = sorted(received.keys() - {client_id})
+        count, size = min(config.users, len(others)), config.batch_size
+        rows = len(received[client_id])
+        drawn = np.empty((count, rows, context.dims["d"]), dtype=np.float32)
+        first_step = 0 if config.exchange == "batch" else context.exchange - 2
         for start in range(0, rows, size):
-            purpose = f"partners-{client_id}-{first_step + start // size}"
-            generator = numpy_generator(self.run.seed, SERVER, server_round, purpose)
+            generator = context.numpy_generator(
+                f"partners-{client_id}-{first_step + start // size}"
+            )
             chosen = generator.choice(others, count, replace=False)
             part = slice(start, start + size)
             for position, user in enumerate(chosen):
-                drawn[position, part] = self._received[int(user)][part]
+                drawn[position, part] = received[int(user)][part]
         return drawn
 
-    def check_uplink(self, update: ClientUpdate) -> None:
+    def check_uplink(
+        self, context: ServerContext, state: ServerState, update: ClientUpdate
+    ) -> None:
         z = update.uplink.representations
-        wanted = len(self._items(1)[1])  # as many in any round
+        wanted = len(self._items(context)[1])
         if len(z) != wanted:
             raise PayloadError(f"representations: {len(z)} rows, {wanted} were asked for")
         length = np.linalg.norm(z, axis=1)
@@ -290,25 +303,20 @@ class Server(ServerHalf[ServerState]):
                 f"representations: row {odd[0]} is {length[odd[0]]:.4g} long, expected 1"
             )
 
-    def aggregate(self, server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+    def aggregate(
+        self, context: ServerContext, state: ServerState, updates: Iterable[ClientUpdate]
+    ) -> dict[str, float]:
         received = {u.client_id: u.uplink.representations for u in updates}
-        last = self.exchange == self.exchanges(server_round)
-        self._received = {} if last else received
+        last = context.exchange == self.exchanges(context)
+        state.received = {} if last else received
         return {"users_aligned": float(len(received))} if last else {}
 
 
 METHOD = register(
-    Method(
-        name="fedmuscle",
-        summary="users of any task align their representations of public items, tuple by tuple",
-        config=Config,
-        uplink=Uplink,
-        downlink=Downlink,
-        client=Client,
-        server=Server,
-        training=Training(optimizer="adamw", lr=1e-3),
-        evaluate_when="post",
-        any_task=True,
-        public_data=True,
-    )
+    __name__,
+    summary="users of any task align their representations of public items, tuple by tuple",
+    training=Training(optimizer="adamw", lr=1e-3),
+    evaluate_when="post",
+    any_task=True,
+    public_data=True,
 )

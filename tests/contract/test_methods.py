@@ -135,12 +135,13 @@ def test_halves_are_declared_whole(name: str) -> None:
 def test_server_state_survives_a_checkpoint(plain: Plain, tmp_path: Path) -> None:
     """Saving and loading the state after two rounds restores every field bit for bit."""
     from server_app.records.checkpoints import Checkpoints
+    from server_app.rounds.method_server import MethodServer
     from strategies.base.messages import ClientInfo
     from strategies.base.run_config import parse_run_config
 
     run = plain.run
     config = {k: v for k, v in run.config["config"].items() if k != "resume"}
-    strategy = get_method(plain.method).server(parse_run_config(config))
+    server = MethodServer(parse_run_config(config))
     infos = []
     for row in run.rows("clients"):
         values: dict[str, object] = {}
@@ -151,12 +152,12 @@ def test_server_state_survives_a_checkpoint(plain: Plain, tmp_path: Path) -> Non
             else:
                 values[field.name] = int(text) if field.type == "int" else text
         infos.append(ClientInfo.from_record(values))
-    strategy.admit(infos)
-    loaded = strategy.initial_state()
+    server.admit(infos)
+    loaded, fresh = (server.half.initial_state(server.context) for _ in range(2))
     assert Checkpoints(run.path / "checkpoints", 2).load_newest(loaded) == 2
     copy = tmp_path / "copy.safetensors"
     save_state(copy, loaded, {})
-    again = load_state(copy, strategy.initial_state())
+    again = load_state(copy, fresh)
     for field in dataclasses.fields(loaded):
         before, after = getattr(loaded, field.name), getattr(again, field.name)
         if isinstance(before, torch.Tensor):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from server_app.rounds.method_server import MethodServer
 from strategies.base.messages import ClientInfo
 from strategies.base.method import get_method, method_names
 from strategies.base.options import ConfigError
@@ -122,7 +123,7 @@ def test_unlike_tokenisers_are_refused_where_weights_that_read_are_shared() -> N
     )  # fmt: skip
     other = dataclasses.replace(info, client_id=1, model="hf-bert", tokeniser="two")
     same = dataclasses.replace(info, client_id=2)
-    server = run.chosen_method.server(run)
+    server = MethodServer(run)
     with pytest.raises(RegistrationError, match="client 1: model hf-bert turns sentences into"):
         server.admit([info, other, same])
     server.admit([info, same])

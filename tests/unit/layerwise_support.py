@@ -20,6 +20,7 @@ from strategies.base.payload import pack, unpack
 from strategies.base.run_config import parse_run_config
 from strategies.common.layerwise import split_state
 from strategies.common.training import device_batches
+from tests.support import ServerAtWork
 from tests.unit.test_roster import a_client_info
 from tests.unit.test_training import a_context
 
@@ -33,10 +34,7 @@ def a_server(models: Mapping[int, str], method: str = "fedavg", **config: Any) -
     """A server half that knows clients 0, 1, ... with these architectures, 16x16 grey images."""
     keys = {key.replace("__", ".").replace("_", "-"): value for key, value in config.items()}
     run = parse_run_config({"method": method, "feature-dim": 8, **keys})
-    server = get_method(method).server(run)
-    server.admit(card_of(client, model) for client, model in models.items())
-    server.state = server.initial_state()
-    return server
+    return ServerAtWork(run, [card_of(client, model) for client, model in models.items()])
 
 
 def card_of(client: int, model: str) -> Any:
@@ -74,20 +72,22 @@ def play(
 ) -> dict[int, ClientUpdate]:
     """One whole round over the real wire format; private states stay in `states`."""
     half, method, run = server.method.client(), server.method, server.run
+    server.server_round = server_round
+    dims = server.context.dims
     updates = {}
     for client in participants:
         context = dataclasses.replace(contexts[client], server_round=server_round, run=run)
         info = server.clients[client]
-        content = pack(server.make_downlink(info, server_round))
-        downlink = unpack(method.downlink, content, server.dims, half.templates(context))
+        content = pack(server.downlink_for(client, server_round))
+        downlink = unpack(method.downlink, content, dims, half.templates(context))
         state = states[client] if client in states else half.build(context)
         states[client] = state
         half.receive(context, state, downlink)
         sent, _ = half.train(context, state, downlink)
-        uplink = unpack(method.uplink, pack(sent), server.dims, server.templates(info))
+        uplink = unpack(method.uplink, pack(sent), dims, server.templates(info))
         updates[client] = update(client, len(context.data.train), uplink)
         server.check_uplink(updates[client])
-    server.aggregate(server_round, iter(updates.values()))
+    server.aggregate_in(server_round, iter(updates.values()))
     return updates
 
 
@@ -96,15 +96,16 @@ def server_for(contexts: Mapping[int, ClientContext], method: str, **config: Any
     keys = {key.replace("__", ".").replace("_", "-"): value for key, value in config.items()}
     run = parse_run_config({"method": method, **keys})
     chosen = get_method(method)
-    server = chosen.server(run)
-    server.admit(
-        dataclasses.replace(
-            describe_client(dataclasses.replace(c, run=run, server_round=0), chosen), client_id=k
-        )
-        for k, c in contexts.items()
+    return ServerAtWork(
+        run,
+        [
+            dataclasses.replace(
+                describe_client(dataclasses.replace(c, run=run, server_round=0), chosen),
+                client_id=k,
+            )
+            for k, c in contexts.items()
+        ],
     )
-    server.state = server.initial_state()
-    return server
 
 
 LR, LINEAR = 0.05, "tests.unit.layerwise_support:pooled"

@@ -13,14 +13,13 @@ from strategies.base.options import ConfigError
 from strategies.base.run_config import parse_run_config
 from strategies.cofed import (
     Client,
-    Server,
     Uplink,
     agree,
     class_keys,
     confident_labels,
     without_ambiguous,
 )
-from tests.support import run_federation
+from tests.support import ServerAtWork, run_federation
 from tests.unit.test_roster import a_client_info
 from tests.unit.test_training import a_context
 
@@ -63,19 +62,19 @@ def test_items_with_two_classes_are_dropped() -> None:
 
 def test_users_receive_their_own_class_numbers() -> None:
     run = parse_run_config({"method": "cofed", "num-rounds": 4})
-    server = Server(run)
+    server = ServerAtWork(run)
     server.admit([a_client_info(i, public_hash="p") for i in range(3)])
-    assert [server.exchanges(number) for number in (1, 2, 3, 4)] == [1, 2, 1, 1]
+    assert [server.exchanges_in(number) for number in (1, 2, 3, 4)] == [1, 2, 1, 1]
     uplinks = [votes([CAT, DOG], [(7, 0), (9, 1)]), votes([FOX, DOG], [(9, 1), (8, 0)])]
-    server.aggregate(2, (ClientUpdate(i, 5, u, [], 0, 0, 0, "") for i, u in enumerate(uplinks)))
+    server.aggregate_in(2, (ClientUpdate(i, 5, u, [], 0, 0, 0, "") for i, u in enumerate(uplinks)))
     server.exchange = 2
-    got = [server.make_downlink(server.clients[i], 2) for i in range(3)]
+    got = [server.downlink_for(i, 2) for i in range(3)]
     assert [(d.items.tolist(), d.classes.tolist()) for d in got] == [
         ([7, 9], [0, 1]), ([8, 9], [0, 1]), ([], []),
     ]  # fmt: skip
-    server.aggregate(2, iter(()))
+    server.aggregate_in(2, iter(()))
     server.exchange = 1
-    assert len(server.make_downlink(server.clients[0], 3).items) == 0  # labels come once
+    assert len(server.downlink_for(0, 3).items) == 0  # labels come once
 
 
 def test_pseudo_labelled_items_join_the_training_set() -> None:
@@ -107,7 +106,7 @@ def test_pseudo_labelled_items_join_the_training_set() -> None:
 
 def test_an_exchange_after_the_end_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"cofed.exchange-round = 11: expected a round of"):
-        Server(parse_run_config({"method": "cofed", "cofed.exchange-round": 11}))
+        ServerAtWork(parse_run_config({"method": "cofed", "cofed.exchange-round": 11}))
 
 
 def test_users_of_unlike_label_sets_exchange_labels(tmp_path: Path) -> None:

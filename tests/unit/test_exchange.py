@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,13 +15,15 @@ from flwr.supercore.task_identity import TaskIdentity
 from server_app.records.round_result import RoundResult
 from server_app.rounds.exchange import Exchange, RunError
 from server_app.rounds.in_process import InProcessGrid
+from server_app.rounds.message_factory import MessageFactory
+from server_app.rounds.method_server import MethodServer
 from server_app.rounds.roster import Roster
 from server_app.rounds.transport import Transport
 from strategies.base.messages import (
     INFO,
     METRICS,
     ClientUpdate,
-    MessageFactory,
+    Control,
     MetricRow,
     count_bytes,
     metrics_record,
@@ -112,28 +113,33 @@ def a_round(
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
     keys = {key.replace("_", "-"): value for key, value in config.items()}
     run = parse_run_config({"method": "fedre", "round-timeout": 0.3, **keys})
-    strategy = run.chosen_method.server(run)
-    strategy.admit(a_client_info(client) for client in range(CLIENTS))
-    strategy.messages = MessageFactory("run", {c: 100 + c for c in range(CLIENTS)}, ttl=10)
-    strategy.state = strategy.initial_state()
+    server = MethodServer(run)
+    server.admit(a_client_info(client) for client in range(CLIENTS))
+    server.begin()
+    server.server_round = 2
+    messages = MessageFactory("run", {c: 100 + c for c in range(CLIENTS)}, ttl=10)
     transport = Transport(StubGrid(change, seed=seed))  # type: ignore[arg-type]
     seen: list[ClientUpdate] = []
-    inner = strategy.aggregate
+    inner = server.aggregate
 
-    def aggregate(server_round: int, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+    def aggregate(updates: Iterable[ClientUpdate]) -> dict[str, float]:
         seen.extend(updates)
-        return inner(server_round, iter(seen))
+        return inner(iter(seen))
 
-    strategy.aggregate = aggregate  # type: ignore[method-assign]
+    server.aggregate = aggregate  # type: ignore[method-assign]
     exchange = Exchange(
-        strategy,
+        server,
         transport,
-        Roster(strategy, transport, strategy.messages),
-        2,
+        Roster(server, transport, messages),
+        a_control(),
         list(participants),
         list(others),
     )
     return exchange.run(), seen
+
+
+def a_control(server_round: int = 2) -> Control:
+    return Control(run_name="run", token="t", session="s", round=server_round)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -294,32 +300,20 @@ def test_a_method_that_reads_only_the_first_still_gets_all_replies(
 ) -> None:
     server = get_method("fedre").server
     inner = server.aggregate
-    monkeypatch.setattr(server, "aggregate", lambda self, r, u: inner(self, r, [next(iter(u))]))
+    monkeypatch.setattr(
+        server, "aggregate", lambda self, c, s, updates: inner(self, c, s, [next(iter(updates))])
+    )
     result, _ = a_round()
     assert {client for client, _ in result.rows} == {0, 1, 2, 3}
 
 
-def test_flowers_own_entry_aggregates_alike() -> None:
-    """`aggregate_train`, as a stock Flower loop would call it, in any order of replies."""
-    run = parse_run_config({"method": "fedre"})
-    states = []
-    for order in ((0, 1, 2), (2, 0, 1)):
-        strategy = run.chosen_method.server(run)
-        strategy.admit(a_client_info(client) for client in range(3))
-        strategy.state = strategy.initial_state()
-        replies = [
-            dataclasses.make_dataclass(
-                "R", ["content"], namespace={"has_content": lambda self: True}
-            )(a_reply(client, 1))
-            for client in order
-        ]
-        arrays, metrics = strategy.aggregate_train(1, replies)
-        assert arrays is None
-        assert metrics is not None
-        states.append(strategy.state.head_weight.clone())
-    assert bool((states[0] == states[1]).all())
-    with pytest.raises(PayloadError):
-        strategy.read(0, 2, a_reply(0, 1))
+def test_a_reply_of_another_round_is_refused() -> None:
+    server = MethodServer(parse_run_config({"method": "fedre"}))
+    server.admit([a_client_info(0)])
+    server.begin()
+    server.server_round = 2
+    with pytest.raises(PayloadError, match="round"):
+        server.read(0, a_reply(0, 1))
 
 
 class BreakingGrid(InProcessGrid):

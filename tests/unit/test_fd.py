@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from strategies.base.messages import ClientInfo, ClientUpdate
+from strategies.base.messages import ClientUpdate
 from strategies.base.run_config import parse_run_config
 from strategies.fd import Server, Uplink, distillation_loss
-from tests.support import Outcome, run_federation
+from tests.support import Outcome, ServerAtWork, run_federation
+from tests.unit.test_roster import a_client_info
 
 
-class SmallServer(Server):
+def small_server(**options: Any) -> ServerAtWork:
     """A server of three classes."""
-
-    @property
-    def dims(self) -> dict[str, int]:
-        return {"C": 3, "d": 2}
-
-
-def small_server(**options: Any) -> SmallServer:
-    server = SmallServer(parse_run_config({"method": "fd", **options}))
-    server.state = server.initial_state()
-    return server
+    run = parse_run_config({"method": "fd", "feature-dim": 2, **options})
+    return ServerAtWork(run, [a_client_info(i, num_classes=3) for i in range(3)])
 
 
 def update(client_id: int, sent: dict[int, list[float]]) -> ClientUpdate:
@@ -40,8 +32,8 @@ def update(client_id: int, sent: dict[int, list[float]]) -> ClientUpdate:
     return ClientUpdate(client_id, 1, uplink, [], 0.0, 0, 0, "")
 
 
-def received(server: Server, client_id: int) -> dict[int, list[float]]:
-    down = server.make_downlink(cast(ClientInfo, SimpleNamespace(client_id=client_id)), 1)
+def received(server: ServerAtWork, client_id: int) -> dict[int, list[float]]:
+    down = server.downlink_for(client_id, 1)
     return dict(zip(down.class_ids.tolist(), down.logits.tolist(), strict=True))
 
 
@@ -60,7 +52,7 @@ def test_leave_one_out_by_hand() -> None:
     """Class 0 is held by all, class 1 by client 0 alone, class 2 by nobody."""
     server = small_server()
     assert received(server, 0) == {}
-    server.aggregate(1, ROUND)
+    server.aggregate_in(1, ROUND)
     assert received(server, 0) == {0: [5.0, 3.0, 5.5]}
     assert received(server, 1) == {0: [4.0, 2.0, 4.5], 1: [0.0, 9.0, 0.0]}
     assert received(server, 7) == {0: [4.0, 2.0, 4.0], 1: [0.0, 9.0, 0.0]}
@@ -68,7 +60,7 @@ def test_leave_one_out_by_hand() -> None:
 
 def test_include_own() -> None:
     server = small_server(**{"fd.include-own": True})
-    server.aggregate(1, ROUND)
+    server.aggregate_in(1, ROUND)
     for client_id in (0, 1, 7):
         assert received(server, client_id) == {0: [4.0, 2.0, 4.0], 1: [0.0, 9.0, 0.0]}
 
@@ -76,8 +68,8 @@ def test_include_own() -> None:
 def test_who_was_away_is_not_averaged_in() -> None:
     """Round 2 has client 1 with class 0 only: class 0 is its word now, class 1 keeps round 1's."""
     server = small_server()
-    server.aggregate(1, ROUND)
-    assert server.aggregate(2, [update(1, {0: [1.0, 1.0, 1.0]})]) == {"clients_known": 2.0}
+    server.aggregate_in(1, ROUND)
+    assert server.aggregate_in(2, [update(1, {0: [1.0, 1.0, 1.0]})]) == {"clients_known": 2.0}
     assert set(server.state.logits) == {"0", "1"}  # nothing of client 2 is needed any more
     assert received(server, 0) == {0: [1.0, 1.0, 1.0]}
     assert received(server, 2) == {0: [1.0, 1.0, 1.0], 1: [0.0, 9.0, 0.0]}
@@ -87,8 +79,8 @@ def test_who_was_away_is_not_averaged_in() -> None:
 
 def test_average_over_all_keeps_everybodys_last_word() -> None:
     server = small_server(**{"fd.average-over": "all"})
-    server.aggregate(1, ROUND)
-    server.aggregate(2, [update(1, {2: [1.0, 1.0, 1.0]})])
+    server.aggregate_in(1, ROUND)
+    server.aggregate_in(2, [update(1, {2: [1.0, 1.0, 1.0]})])
     # Client 1 no longer speaks for class 0; clients 0 and 2 are away and still do.
     assert received(server, 1) == {0: [4.0, 2.0, 4.5], 1: [0.0, 9.0, 0.0]}
     assert received(server, 2) == {0: [2.0, 0.0, 1.0], 1: [0.0, 9.0, 0.0], 2: [1.0, 1.0, 1.0]}
@@ -99,9 +91,9 @@ def test_sums_do_not_depend_on_who_joined_first() -> None:
     updates = [update(k, {0: row}) for k, row in enumerate(rows)]
     both = (small_server(**{"fd.average-over": "all"}) for _ in range(2))
     at_once, one_by_one = both
-    at_once.aggregate(1, updates)
+    at_once.aggregate_in(1, updates)
     for number, item in enumerate(reversed(updates), 1):
-        one_by_one.aggregate(number, [item])
+        one_by_one.aggregate_in(number, [item])
     assert torch.equal(at_once.state.sums, one_by_one.state.sums)
 
 
@@ -149,7 +141,7 @@ def test_uplink_averages_all_local_epochs(tmp_path: Path, monkeypatch: pytest.Mo
     """Counts are sample visits: examples of the class times local epochs."""
     seen: list[Uplink] = []
 
-    def listen(self: Server, server_round: int, updates: Any) -> dict[str, float]:
+    def listen(self: Server, context: Any, state: Any, updates: Any) -> dict[str, float]:
         seen.extend(item.uplink for item in updates)
         return {}
 

@@ -13,17 +13,17 @@ from strategies.base.messages import ClientInfo, ClientUpdate
 from strategies.base.payload import PayloadError, count_scalars, pack, unpack
 from strategies.base.run_config import parse_run_config
 from strategies.common.head import HeadState
-from strategies.fedallrep import Server, Uplink, join_uplinks
-from tests.support import run_federation
+from strategies.fedallrep import Uplink, join_uplinks
+from tests.support import ServerAtWork, run_federation
 
 
 def uplink(representations: list[list[float]], labels: list[int]) -> Uplink:
     return Uplink(np.array(representations, dtype=np.float32), np.array(labels, dtype=np.int64))
 
 
-def make_server(classes: int, **options: Any) -> Server:
+def make_server(classes: int, **options: Any) -> ServerAtWork:
     keys = {f"fedallrep.{key.replace('_', '-')}": value for key, value in options.items()}
-    server = Server(parse_run_config({"method": "fedallrep", "feature-dim": 2, **keys}))
+    server = ServerAtWork(parse_run_config({"method": "fedallrep", "feature-dim": 2, **keys}))
     server.admit(
         [ClientInfo(0, "cnn1", 1, 2, 2, classes, 1, 8, "h", [0], [1], 1, 0, 0, "cpu", "h")]
     )
@@ -48,7 +48,7 @@ def test_one_step_by_hand(reduction: str, scale: float) -> None:
     """From a zero head each of C = 2 classes has probability 1/2, so the step is +-lr r / 2."""
     server = make_server(2, server_lr=0.1, reduction=reduction)
     sent = [uplink([[1, 2]], [0]), uplink([[4, 0]], [1])]
-    metrics = server.aggregate(1, [update(k, one) for k, one in enumerate(sent)])
+    metrics = server.aggregate_in(1, [update(k, one) for k, one in enumerate(sent)])
     expected = scale * 0.1 * 0.5 * torch.tensor([[1.0 - 4.0, 2.0], [4.0 - 1.0, -2.0]])
     torch.testing.assert_close(server.state.head_weight, expected)
     torch.testing.assert_close(server.state.head_bias, torch.zeros(2))
@@ -58,7 +58,7 @@ def test_one_step_by_hand(reduction: str, scale: float) -> None:
 @pytest.mark.parametrize("mask", [False, True])
 def test_absent_class_is_pushed_down_unless_masked(mask: bool) -> None:
     server = make_server(3, mask_absent=mask)
-    server.aggregate(1, [update(0, uplink([[1, 0], [0, 1]], [0, 2]))])
+    server.aggregate_in(1, [update(0, uplink([[1, 0], [0, 1]], [0, 2]))])
     assert bool((server.state.head_weight[1] == 0).all()) is mask
     assert (server.state.head_weight[0] != 0).any()
 
@@ -69,7 +69,7 @@ def test_batches_differ_by_round_only() -> None:
     heads = []
     for number in (1, 1, 2):
         server = make_server(2, server_batch_size=4)
-        server.aggregate(number, [update(0, sent)])
+        server.aggregate_in(number, [update(0, sent)])
         heads.append(server.state.head_weight)
     assert torch.equal(heads[0], heads[1])
     assert not torch.equal(heads[0], heads[2])

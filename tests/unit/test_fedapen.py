@@ -29,8 +29,8 @@ from strategies.fedapen import (
     holdout_size,
     learn_weight,
 )
-from strategies.fml import Downlink, Server, Uplink
-from tests.support import run_federation
+from strategies.fml import Downlink, Uplink
+from tests.support import ServerAtWork, run_federation
 from tests.unit.test_roster import a_client_info
 from tests.unit.test_training import a_context
 
@@ -231,22 +231,22 @@ def test_the_authors_values() -> None:
 
 
 def test_server_takes_the_uniform_mean() -> None:
-    server = Server(parse_run_config({"method": "fedapen", "fedapen.small-model": "cnn5"}))
+    server = ServerAtWork(parse_run_config({"method": "fedapen", "fedapen.small-model": "cnn5"}))
     server.clients = {0: a_client_info(0)}
     server.state = server.initial_state()
     first = state_arrays(server.state.theta)
     second = {name: item + 2 for name, item in first.items()}
     pairs = [(0, 1, first), (1, 9, second)]
-    server.aggregate(1, [ClientUpdate(i, n, Uplink(t), [], 0.0, 0, 0, "") for i, n, t in pairs])
+    server.aggregate_in(1, [ClientUpdate(i, n, Uplink(t), [], 0.0, 0, 0, "") for i, n, t in pairs])
     for name, item in server.state.theta.items():
         np.testing.assert_allclose(item.numpy(), first[name] + 1, rtol=1e-5, atol=1e-6)
 
 
 def test_published_traffic() -> None:
-    server = Server(parse_run_config({"method": "fedapen"}))
+    server = ServerAtWork(parse_run_config({"method": "fedapen"}))
     server.clients = {0: a_client_info(0, num_classes=100, channels=3)}
     server.state = server.initial_state()
-    assert count_scalars(server.common_downlink(1)) == (924_708, 924_708)
+    assert count_scalars(server.downlink_for(None, 1)) == (924_708, 924_708)
 
 
 def test_weights_are_kept_from_round_to_round(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_one_client_gets_back_what_it_sent() -> None:
     for number in (1, 2, 3):
         sent = play(first, contexts, states, number, [0])[0].uplink
         play(second, contexts, {}, number, [0])
-        down = first.make_downlink(first.clients[0], number + 1)
+        down = first.downlink_for(0, number + 1)
         for name, item in {**sent.weights, **sent.buffers}.items():
             np.testing.assert_array_equal({**down.weights, **down.buffers}[name], item)
             np.testing.assert_array_equal(second.state.weights[name].numpy(), item)

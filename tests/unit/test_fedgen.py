@@ -22,7 +22,6 @@ from strategies.fedgen import (
     Config,
     Downlink,
     Generator,
-    Server,
     Uplink,
     average_heads,
     class_shares,
@@ -31,7 +30,7 @@ from strategies.fedgen import (
     teacher_loss,
     train_generator,
 )
-from tests.support import run_federation
+from tests.support import ServerAtWork, run_federation
 
 C, D = 4, 6
 
@@ -40,10 +39,10 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def make_server(classes: int = C, width: int = D, **options: Any) -> Server:
+def make_server(classes: int = C, width: int = D, **options: Any) -> ServerAtWork:
     options = {"hidden_dim": 8, "noise_dim": 3, "server_steps": 5, **options}
     keys = {f"fedgen.{key.replace('_', '-')}": value for key, value in options.items()}
-    server = Server(parse_run_config({"method": "fedgen", "feature-dim": width, **keys}))
+    server = ServerAtWork(parse_run_config({"method": "fedgen", "feature-dim": width, **keys}))
     server.admit(
         [ClientInfo(0, "cnn1", 1, width, width, classes, 1, 8, "h", [0], [1], 1, 0, 0, "cpu", "h")]
     )
@@ -65,7 +64,7 @@ def test_generator_sizes(noise: int, size: int) -> None:
 def test_downlink_is_head_and_generator_uplink_is_head() -> None:
     """51,300 + 331,776; running statistics, class ids and label counts are on the wire only."""
     server = make_server(100, 512, hidden_dim=512, noise_dim=32)
-    downlink = server.common_downlink(1)
+    downlink = server.downlink_for(None, 1)
     assert count_scalars(downlink) == (51_300 + 331_776, 51_300 + 331_776 + 2 * 512)
     uplink = Uplink(downlink.head_weight, downlink.head_bias, np.zeros(100, np.int64))
     assert count_scalars(uplink) == (51_300, 51_400)
@@ -136,9 +135,9 @@ def test_a_class_that_nobody_has_is_never_generated(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Generator, "draw", spy)
     server = make_server(server_steps=20)
-    server.aggregate(1, iter([update(0, [5, 0, 1, 0]), update(1, [2, 0, 0, 0])]))
+    server.aggregate_in(1, iter([update(0, [5, 0, 1, 0]), update(1, [2, 0, 0, 0])]))
     assert seen == {0, 2}
-    assert server.common_downlink(2).classes.tolist() == [0, 2]
+    assert server.downlink_for(None, 2).classes.tolist() == [0, 2]
 
 
 def test_generator_learns_what_the_heads_agree_on() -> None:
@@ -161,7 +160,7 @@ def test_server_round(teacher: str) -> None:
     server = make_server(teacher=teacher)
     before = server.state.generator.output.weight.clone()
     sent = [update(0, [1, 0, 0, 0]), update(1, [0, 2, 1, 0])]
-    metrics = server.aggregate(1, iter(sent))
+    metrics = server.aggregate_in(1, iter(sent))
     expected = (sent[0].uplink.head_weight + 3 * sent[1].uplink.head_weight) / 4
     np.testing.assert_allclose(server.state.head_weight, expected, rtol=1e-5)
     assert set(metrics) == {"server_loss", "server_loss_teacher", "server_loss_diversity"}
@@ -170,18 +169,20 @@ def test_server_round(teacher: str) -> None:
 
 def test_classes_once_learned_stay_known() -> None:
     server = make_server()
-    assert server.common_downlink(1).classes.tolist() == []
-    server.aggregate(1, iter([update(0, [1, 0, 0, 0])]))
-    server.aggregate(2, iter([update(1, [0, 0, 3, 0])]))
+    assert server.downlink_for(None, 1).classes.tolist() == []
+    server.aggregate_in(1, iter([update(0, [1, 0, 0, 0])]))
+    server.aggregate_in(2, iter([update(1, [0, 0, 3, 0])]))
     assert server.state.learned.tolist() == [True, False, True, False]
 
 
 def test_clients_copy_of_the_generator_is_the_servers_in_evaluation_mode() -> None:
     server = make_server()
-    server.aggregate(1, iter([update(0, [1, 1, 1, 1])]))
+    server.aggregate_in(1, iter([update(0, [1, 1, 1, 1])]))
     dims = {"d": D, "C": C}
-    downlink = unpack(Downlink, pack(server.common_downlink(2)), dims)
-    context: Any = SimpleNamespace(config=server.config, dims=dims, device=torch.device("cpu"))
+    downlink = unpack(Downlink, pack(server.downlink_for(None, 2)), dims)
+    context: Any = SimpleNamespace(
+        config=server.context.config, dims=dims, device=torch.device("cpu")
+    )
     copy = Client()._generator(context, downlink)
     assert not any(module.training for module in copy.modules())
     noise, labels = normal(1, 3), torch.tensor([2])

@@ -11,14 +11,14 @@ import torch
 from strategies.base.messages import ClientUpdate
 from strategies.base.payload import PayloadError
 from strategies.base.run_config import parse_run_config
-from strategies.fedhenn import Server, Uplink, alignment_items, cka, square, triangle
-from tests.support import run_federation
+from strategies.fedhenn import Uplink, alignment_items, cka, square, triangle
+from tests.support import ServerAtWork, run_federation
 from tests.unit.test_roster import a_client_info
 
 
-def a_server(**keys: object) -> Server:
+def a_server(**keys: object) -> ServerAtWork:
     run = parse_run_config({"method": "fedhenn", "public-size": 6, "fedhenn.items": 3, **keys})
-    server = Server(run)
+    server = ServerAtWork(run)
     server.admit([a_client_info(0), a_client_info(1)])
     return server
 
@@ -60,10 +60,10 @@ def test_triangles_come_back_square() -> None:
 def test_the_server_averages_what_came() -> None:
     server = a_server()
     server.state = server.initial_state()
-    server.aggregate(2, iter([update(0, [1, 2, 3, 4, 5, 6]), update(1, [3, 2, 1, 0, 1, 2])]))
-    assert server.common_downlink(2).kernel.tolist() == [2, 2, 2, 2, 3, 4]
-    server.aggregate(2, iter([update(0, []), update(1, [])]))  # the exchange that trains
-    assert len(server.common_downlink(3).kernel) == 0
+    server.aggregate_in(2, iter([update(0, [1, 2, 3, 4, 5, 6]), update(1, [3, 2, 1, 0, 1, 2])]))
+    assert server.downlink_for(None, 2).kernel.tolist() == [2, 2, 2, 2, 3, 4]
+    server.aggregate_in(2, iter([update(0, []), update(1, [])]))  # the exchange that trains
+    assert len(server.downlink_for(None, 3).kernel) == 0
 
 
 def test_kernels_of_another_size_are_refused() -> None:

@@ -45,27 +45,27 @@ def marks_of(downlink: Any) -> list[float]:
 
 def test_first_downlink_has_no_pairs_and_later_ones_come_from_others() -> None:
     server = server_of(feature_batch_size=4)
-    first = server.make_downlink(server.clients[0], 1)
+    first = server.downlink_for(0, 1)
     assert first.s_in.shape == (0, *MAPS)
     assert first.s_out.shape == (0, WIDTH)
-    server.aggregate(1, iter([uplink_of(0, 3), uplink_of(1, 4), uplink_of(2, 4, 0, FAMILY[2])]))
+    server.aggregate_in(1, iter([uplink_of(0, 3), uplink_of(1, 4), uplink_of(2, 4, 0, FAMILY[2])]))
     assert server.state.sender.tolist() == [0] * 3 + [1] * 4 + [2] * 4
     draws = {}
     for client in FAMILY:
-        marks = marks_of(server.make_downlink(server.clients[client], 2))
+        marks = marks_of(server.downlink_for(client, 2))
         assert len(marks) == len(set(marks)) == 4
         assert client not in {int(mark // 100) for mark in marks}
         draws[client] = marks
-        assert marks == marks_of(server.make_downlink(server.clients[client], 2))
+        assert marks == marks_of(server.downlink_for(client, 2))
     assert draws[0] != draws[1]
-    assert draws[0] != marks_of(server.make_downlink(server.clients[0], 3))
+    assert draws[0] != marks_of(server.downlink_for(0, 3))
 
 
 def test_own_pairs_are_better_than_none() -> None:
     server = server_of(feature_batch_size=4)
-    server.aggregate(1, iter([uplink_of(1, 3)]))
-    assert sorted(marks_of(server.make_downlink(server.clients[1], 2))) == [100, 101, 102]
-    assert sorted(marks_of(server.make_downlink(server.clients[0], 2))) == [100, 101, 102]
+    server.aggregate_in(1, iter([uplink_of(1, 3)]))
+    assert sorted(marks_of(server.downlink_for(1, 2))) == [100, 101, 102]
+    assert sorted(marks_of(server.downlink_for(0, 2))) == [100, 101, 102]
 
 
 def test_draws_are_uniform_over_others() -> None:
@@ -74,15 +74,16 @@ def test_draws_are_uniform_over_others() -> None:
     server.state.sender = torch.tensor([0, 0, 1, 1, 1, 1])
     counts = np.zeros(6)
     for server_round in range(400):
-        counts[server.draw(0, server_round)] += 1
+        server.server_round = server_round
+        counts[server.draw(0)] += 1
     assert counts[:2].sum() == 0
     assert (abs(counts[2:] - 100) < 35).all()
 
 
 def test_a_shared_draw_is_one_for_all() -> None:
     server = server_of(draw="shared", feature_batch_size=4)
-    server.aggregate(1, iter([uplink_of(0, 4), uplink_of(1, 4)]))
-    draws = [marks_of(server.make_downlink(info, 2)) for info in server.clients.values()]
+    server.aggregate_in(1, iter([uplink_of(0, 4), uplink_of(1, 4)]))
+    draws = [marks_of(server.downlink_for(info.client_id, 2)) for info in server.clients.values()]
     assert draws[0] == draws[1] == draws[2]
     assert len(set(draws[0])) == 4
 
@@ -90,8 +91,8 @@ def test_a_shared_draw_is_one_for_all() -> None:
 def test_the_pool_is_of_the_round_or_the_latest_of_every_client() -> None:
     for pool, expected in (("round", [0, 0, 200]), ("latest", [0, 0, 100, 101, 200])):
         server = server_of(pool=pool)
-        server.aggregate(1, iter([uplink_of(0, 3), uplink_of(1, 2)]))
-        server.aggregate(2, iter([uplink_of(0, 2, 1), uplink_of(2, 1, 1, FAMILY[2])]))
+        server.aggregate_in(1, iter([uplink_of(0, 3), uplink_of(1, 2)]))
+        server.aggregate_in(2, iter([uplink_of(0, 2, 1), uplink_of(2, 1, 1, FAMILY[2])]))
         held = server.state.s_out[:, 0].tolist()
         assert held == [0.0, 1.0, *expected[2:]]
         assert (server.state.sender == server.state.s_out[:, 0] // 100).all()
@@ -100,8 +101,8 @@ def test_the_pool_is_of_the_round_or_the_latest_of_every_client() -> None:
 
 def test_more_batches_go_both_ways() -> None:
     server = server_of(feature_batch_size=2, feature_batches=3)
-    server.aggregate(1, iter([uplink_of(0, 6), uplink_of(1, 6), uplink_of(2, 6, 0, FAMILY[2])]))
-    assert len(set(marks_of(server.make_downlink(server.clients[0], 2)))) == 6
+    server.aggregate_in(1, iter([uplink_of(0, 6), uplink_of(1, 6), uplink_of(2, 6, 0, FAMILY[2])]))
+    assert len(set(marks_of(server.downlink_for(0, 2)))) == 6
 
 
 @pytest.mark.parametrize(("pairs", "examples"), [(3, 4), (5, 4), (5, 9), (0, 2)])
@@ -116,21 +117,19 @@ def test_a_wrong_number_of_pairs_is_refused(pairs: int, examples: int) -> None:
 def test_without_in_training_nothing_is_pooled() -> None:
     server = server_of(alleviation="none")
     server.check_uplink(dataclasses.replace(uplink_of(0, 0), num_examples=9))
-    server.aggregate(1, iter([dataclasses.replace(uplink_of(0, 0), num_examples=9)]))
-    assert len(server.make_downlink(server.clients[1], 2).s_in) == 0
+    server.aggregate_in(1, iter([dataclasses.replace(uplink_of(0, 0), num_examples=9)]))
+    assert len(server.downlink_for(1, 2).s_in) == 0
 
 
 def test_the_pool_survives_a_checkpoint(tmp_path: Path) -> None:
     server = server_of()
-    server.aggregate(1, iter([uplink_of(0, 3), uplink_of(1, 2)]))
+    server.aggregate_in(1, iter([uplink_of(0, 3), uplink_of(1, 2)]))
     save_state(tmp_path / "state", server.state, {})
     again = server_of()
     load_state(tmp_path / "state", again.state)
     for field in ("s_in", "s_out", "sender"):
         assert torch.equal(getattr(again.state, field), getattr(server.state, field))
-    assert marks_of(again.make_downlink(again.clients[2], 2)) == marks_of(
-        server.make_downlink(server.clients[2], 2)
-    )
+    assert marks_of(again.downlink_for(2, 2)) == marks_of(server.downlink_for(2, 2))
 
 
 # Means --------------------------------------------------------------------------------------------
@@ -149,7 +148,7 @@ def test_means_are_equal_by_layer_and_by_examples_within_architectures(
     """Clients 0 and 1, of one architecture, have 1 and 3 examples; Eq. 19 and Eq. 20, 21."""
     server = server_of(aggregation=aggregation, mean=mean)
     sent = [uplink_of(0, 1), uplink_of(1, 3)]
-    server.aggregate(1, iter(sent))
+    server.aggregate_in(1, iter(sent))
     name = "backbone.layer3.0.conv2.weight"
     expected = sum(
         part * item.uplink.weights[name]

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from models import InputShape, build_model
 from strategies.base.client import ClientContext
 from strategies.base.server import RegistrationError
+from strategies.fedin.feature_pool import common_shape, shape_for
 from strategies.fedin.features import FeatureShape
 from strategies.fedin.fedin import Client
 from strategies.fedin.projections import Projections, projections_for, semi_orthogonal
@@ -85,9 +86,9 @@ def test_cnns_and_resnets_of_two_widths_train_each_other(kind: str) -> None:
     contexts = unlike_contexts()
     keys = {"fedin__projection": kind, "fedin__local_width": "raw", "fedin__feature_batch_size": 5}
     server = server_for(contexts, "fedin", batch_size=6, lr=0.01, **keys)
-    assert server.common_shape() == FeatureShape(64, 4, 512)
-    assert server.shape_of("cnn5") == FeatureShape(16, 6, 500)
-    assert server.shape_of("resnet14-w4") == FeatureShape(16, 4, 128)
+    assert common_shape(server.context) == FeatureShape(64, 4, 512)
+    assert shape_for(server.context, "cnn5") == FeatureShape(16, 6, 500)
+    assert shape_for(server.context, "resnet14-w4") == FeatureShape(16, 4, 128)
     assert not server.state.layerwise
     states: dict[int, Any] = {}
     play(server, contexts, states, 1, UNLIKE)
@@ -124,13 +125,11 @@ def test_fixed_projections_of_a_client_are_those_of_its_architecture() -> None:
 
 def test_a_common_space_of_ones_own_makes_the_payload_smaller() -> None:
     server = server_of(common_channels=4, common_size=2, common_width=6)
-    downlink = server.make_downlink(server.clients[0], 1)
+    downlink = server.downlink_for(0, 1)
     assert downlink.s_in.shape == (0, 4, 2, 2)
     assert downlink.s_out.shape == (0, 6)
     assert not server.state.layerwise
-    assert {k: server.dims[k] for k in ("channels", "size", "width")} == {
-        "channels": 4, "size": 2, "width": 6,
-    }  # fmt: skip
+    assert common_shape(server.context) == FeatureShape(channels=4, size=2, width=6)
 
 
 def test_a_family_of_one_stem_is_averaged_by_layer() -> None:
@@ -156,10 +155,10 @@ def test_unfit_clients_are_named_at_the_roll_call() -> None:
 
 def test_a_late_joiner_takes_the_common_space_as_it_is() -> None:
     server = server_of({0: "cnn5", 1: "resnet10-w4"})
-    before = server.common_shape()
+    assert common_shape(server.context) == FeatureShape(16, 4, 8)
     server.admit([card_of(2, "resnet10")])
-    assert server.common_shape() == before == FeatureShape(16, 4, 8)
-    downlink = server.make_downlink(server.clients[2], 2)
+    downlink = server.downlink_for(2, 2)
+    assert downlink.shape == FeatureShape(16, 4, 8)
     assert downlink.s_in.shape == (0, 16, 4, 4)
     with torch.device("meta"):
         parameters = build_model("resnet10", InputShape(1, 16, 3), 8).named_parameters()

@@ -27,12 +27,11 @@ from strategies.fedkd.fedkd import (
     ClientState,
     Config,
     Downlink,
-    Server,
     Uplink,
     distillation_terms,
 )
 from strategies.fedkd.low_rank import compress, layout_of
-from tests.support import Outcome, run_federation
+from tests.support import Outcome, ServerAtWork, run_federation
 from tests.unit.test_roster import a_client_info
 from tests.unit.test_training import a_context
 
@@ -53,9 +52,9 @@ def w_h() -> nn.Linear:
     return layer
 
 
-def small_server(clients: int = 3, **options: Any) -> Server:
+def small_server(clients: int = 3, **options: Any) -> ServerAtWork:
     keys = {"feature-dim": 8, "num-rounds": 4, **SMALL, **options}
-    server = Server(parse_run_config({"method": "fedkd", **keys}))
+    server = ServerAtWork(parse_run_config({"method": "fedkd", **keys}))
     infos = [
         a_client_info(i, num_classes=3, image_size=16, train_examples=50) for i in range(clients)
     ]
@@ -71,7 +70,7 @@ def a_client(client_id: int, **options: Any) -> tuple[ClientContext, ClientState
     return context, Client().build(context)
 
 
-def drawn(server: Server, seed: int, scale: float = 0.01) -> dict[str, Any]:
+def drawn(server: ServerAtWork, seed: int, scale: float = 0.01) -> dict[str, Any]:
     generator = np.random.default_rng(seed)
     return {
         name: (scale * generator.normal(size=item.shape)).astype(np.float32)
@@ -83,9 +82,9 @@ def update(client_id: int, examples: int, sent: Any, energy: float | None = None
     return ClientUpdate(client_id, examples, Uplink(**compress(sent, energy)), [], 0, 0, 0, "")
 
 
-def downlink(server: Server, client: int, server_round: int = 1) -> Downlink:
+def downlink(server: ServerAtWork, client: int, server_round: int = 1) -> Downlink:
     """Return what a client receives, as it comes out of the wire."""
-    sent = server.make_downlink(server.clients[client], server_round)
+    sent = server.downlink_for(client, server_round)
     return unpack(Downlink, pack(sent), {})
 
 
@@ -140,7 +139,7 @@ def test_energy_schedule() -> None:
     config = Config()
     assert [config.energy(t, 10) for t in (0, 5, 10)] == pytest.approx([0.95, 0.965, 0.98])
     server = small_server()
-    metrics = server.aggregate(2, [update(0, 1, drawn(server, 1))])
+    metrics = server.aggregate_in(2, [update(0, 1, drawn(server, 1))])
     assert metrics["energy_threshold"] == pytest.approx(0.965)
 
 
@@ -151,7 +150,7 @@ def test_mean_of_two_updates_moves_theta() -> None:
         server = small_server(**full)
         before = server.state.theta
         first, second = drawn(server, 1), drawn(server, 2)
-        server.aggregate(1, [update(0, 1, first), update(1, 3, second)])
+        server.aggregate_in(1, [update(0, 1, first), update(1, 3, second)])
         for name, item in server.state.theta.items():
             expected = before[name].numpy() + (1 - share) * first[name] + share * second[name]
             np.testing.assert_allclose(item.numpy(), expected, atol=1e-6)
@@ -178,7 +177,7 @@ def test_client_and_server_hold_equal_thetas_bit_for_bit() -> None:
             assert_same(state.theta, server.state.theta)  # training changes the student only
             received = unpack(Uplink, pack(sent), {})
             updates.append(ClientUpdate(i, 8, received, [], 0, 0, 0, ""))
-        server.aggregate(number, updates)
+        server.aggregate_in(number, updates)
     assert {key for key, is_relative in relative.items() if is_relative} == {
         (2, 0), (3, 0), (4, 0), (4, 1),
     }  # fmt: skip
@@ -188,7 +187,7 @@ def test_an_update_that_does_not_fit_is_refused_and_theta_comes_whole_next() -> 
     server, half = small_server(), Client()
     context, state = a_client(0)
     half.receive(context, state, downlink(server, 0))
-    server.aggregate(1, [update(0, 8, drawn(server, 1), 0.95)])
+    server.aggregate_in(1, [update(0, 8, drawn(server, 1), 0.95)])
     fitting = downlink(server, 0)
     _, lost = a_client(0)
     with pytest.raises(PayloadError, match=r"number 0 reached client 0, which holds none; theta"):
@@ -196,7 +195,7 @@ def test_an_update_that_does_not_fit_is_refused_and_theta_comes_whole_next() -> 
     half.receive(context, state, fitting)
     with pytest.raises(PayloadError, match=r"number 0 reached client 0, which holds number 1"):
         half.receive(context, state, fitting)
-    server.aggregate(2, [update(1, 8, drawn(server, 2), 0.95)])  # client 0 did not answer
+    server.aggregate_in(2, [update(1, 8, drawn(server, 2), 0.95)])  # client 0 did not answer
     whole = downlink(server, 0)
     assert not whole.relative
     half.receive(context, lost, whole)
@@ -218,7 +217,7 @@ def test_what_is_counted_is_what_is_sent() -> None:
         expected += min(rows + cols + 1, item.size) if item.ndim > 1 else item.size
     one = update(0, 8, sent, 0.95)
     assert count_scalars(one.uplink)[0] == expected
-    server.aggregate(1, [one])
+    server.aggregate_in(1, [one])
     assert count_scalars(downlink(server, 0))[0] == expected
     assert count_scalars(downlink(server, 1))[0] == size
     assert downlink(server, 0).relative
@@ -228,11 +227,11 @@ def test_what_is_counted_is_what_is_sent() -> None:
 
 def test_a_downlink_is_made_once_for_all_who_get_it() -> None:
     server = small_server()
-    server.aggregate(1, [update(i, 8, drawn(server, i), 0.95) for i in (0, 2)])
-    made = {i: id(server.make_downlink(server.clients[i], 2)) for i in range(3)}
+    server.aggregate_in(1, [update(i, 8, drawn(server, i), 0.95) for i in (0, 2)])
+    made = {i: id(server.downlink_for(i, 2)) for i in range(3)}
     assert made[0] == made[2] != made[1]
-    server.aggregate(2, [update(1, 8, drawn(server, 3), 0.95)])
-    assert server.make_downlink(server.clients[0], 3).number == 2
+    server.aggregate_in(2, [update(1, 8, drawn(server, 3), 0.95)])
+    assert server.downlink_for(0, 3).number == 2
 
 
 def test_weights_option_sends_theta_itself() -> None:
@@ -245,7 +244,7 @@ def test_weights_option_sends_theta_itself() -> None:
     half.receive(context, state, down)
     assert_same(state.theta, theta)
     sent, _ = half.train(context, state, down)
-    server.aggregate(1, [ClientUpdate(0, 8, sent, [], 0, 0, 0, "")])
+    server.aggregate_in(1, [ClientUpdate(0, 8, sent, [], 0, 0, 0, "")])
     trained = state.student.state_dict()
     distance = (server.state.theta["head.weight"] - trained["head.weight"]).norm()
     assert distance < 0.75 * trained["head.weight"].norm()
@@ -261,7 +260,7 @@ def test_nothing_is_aliased() -> None:
     down = downlink(server, 0)
     half.receive(context, state, down)
     sent = drawn(server, 1)
-    server.aggregate(1, [update(0, 8, sent)])
+    server.aggregate_in(1, [update(0, 8, sent)])
     kept = {k: v.clone() for k, v in server.state.theta.items()}
     again = downlink(server, 0)
     for item in sent.values():
@@ -295,8 +294,9 @@ def test_contradicting_sizes_are_refused_before_anything_is_summed() -> None:
             "rounds-trained": 0,
         }
         content[INFO] = ConfigRecord(info)  # type: ignore[arg-type]
+        server.server_round = 1
         with pytest.raises(PayloadError, match=message):
-            server.read(0, 1, content)
+            server.read(0, content)
 
 
 def test_w_h_is_private_square_and_without_bias() -> None:
@@ -308,11 +308,11 @@ def test_w_h_is_private_square_and_without_bias() -> None:
 
 
 def test_full_student_has_the_published_size() -> None:
-    server = Server(parse_run_config({"method": "fedkd"}))
+    server = ServerAtWork(parse_run_config({"method": "fedkd"}))
     server.clients = {0: a_client_info(0, num_classes=100, channels=3)}
     server.state = server.initial_state()
     assert sum(v.numel() for v in server.state.theta.values()) == 924_708
-    assert count_scalars(server.make_downlink(server.clients[0], 1))[0] == 924_708
+    assert count_scalars(server.downlink_for(0, 1))[0] == 924_708
 
 
 def scalars(rows: Iterable[dict[str, str]], direction: str, **wanted: Any) -> list[int]:

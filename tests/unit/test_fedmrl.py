@@ -26,12 +26,12 @@ from strategies.fedmrl import (
     ClientState,
     Config,
     Downlink,
-    Server,
     Uplink,
     exchanged,
     fused_features,
     small_logits,
 )
+from tests.support import ServerAtWork
 
 CLASSES = 10
 
@@ -77,8 +77,8 @@ def a_client_info(feature_dim: int = 500) -> ClientInfo:
     )
 
 
-def a_server(**config: Any) -> Server:
-    server = Server(parse_run_config(options(**config)))
+def a_server(**config: Any) -> ServerAtWork:
+    server = ServerAtWork(parse_run_config(options(**config)))
     server.admit([a_client_info()])
     server.state = server.initial_state()
     return server
@@ -295,7 +295,7 @@ def test_mean_of_two_clients_is_neither(mean: str, share: float) -> None:
     server = a_server(mean=mean, d1=16)
     first = state_arrays(build_small_model("cnn5", InputShape(3, 32, CLASSES), 16).state_dict())
     second = state_arrays(build_small_model("cnn5", InputShape(3, 32, CLASSES), 16).state_dict())
-    server.aggregate(1, iter([an_update(0, 1, first), an_update(1, 3, second)]))
+    server.aggregate_in(1, iter([an_update(0, 1, first), an_update(1, 3, second)]))
     for name, item in server.state.theta.items():
         expected = (1 - share) * first[name] + share * second[name]
         np.testing.assert_allclose(item.numpy(), expected, rtol=1e-5, atol=1e-8)

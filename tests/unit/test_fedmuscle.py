@@ -22,8 +22,8 @@ from strategies.base.server import RegistrationError
 from strategies.common.public import PublicInputs
 from strategies.fedmuscle.alignment import Alignment
 from strategies.fedmuscle.contrastive import muscle_loss
-from strategies.fedmuscle.fedmuscle import Client, Downlink, Server, Uplink, public_batches
-from tests.support import Outcome, run_federation
+from strategies.fedmuscle.fedmuscle import Client, Downlink, Uplink, public_batches
+from tests.support import Outcome, ServerAtWork, run_federation
 from tests.unit.test_roster import a_client_info
 from tests.unit.test_training import a_context
 
@@ -34,10 +34,10 @@ FAST: dict[str, Any] = {
 }  # fmt: skip
 
 
-def a_server(clients: int, **keys: Any) -> Server:
+def a_server(clients: int, **keys: Any) -> ServerAtWork:
     values = {"method": "fedmuscle", "feature-dim": WIDTH, "public-size": PUBLIC}
     config = {key.replace("__", ".").replace("_", "-"): value for key, value in keys.items()}
-    server = Server(parse_run_config({**values, "fedmuscle.batch-size": BATCH, **config}))
+    server = ServerAtWork(parse_run_config({**values, "fedmuscle.batch-size": BATCH, **config}))
     server.admit(a_client_info(i, feature_dim=WIDTH, public_hash="p") for i in range(clients))
     return server
 
@@ -66,42 +66,42 @@ def test_public_batches_are_passes_over_the_public_set() -> None:
 
 def test_a_round_of_batches_is_two_exchanges() -> None:
     server = a_server(5)
-    assert server.exchanges(1) == 2
-    first = server.make_downlink(server.clients[0], 1)
+    assert server.exchanges_in(1) == 2
+    first = server.downlink_for(0, 1)
     assert (first.encode_indices == public_batches(server.run, 1).ravel()).all()
     assert len(first.others) == len(first.update_indices) == 0
     sent = {i: units(48, i) for i in range(5)}
-    server.aggregate(1, updates(sent))
+    server.aggregate_in(1, updates(sent))
     server.exchange = 2
-    second = server.make_downlink(server.clients[0], 1)
+    second = server.downlink_for(0, 1)
     assert (second.update_indices == first.encode_indices).all()
     assert len(second.encode_indices) == 0
     assert count_scalars(second)[0] == 6 * 3 * BATCH * WIDTH
-    server.aggregate(1, updates({}))
-    assert len(server.make_downlink(server.clients[0], 2).others) == 0  # nothing is kept
+    server.aggregate_in(1, updates({}))
+    assert len(server.downlink_for(0, 2).others) == 0  # nothing is kept
 
 
 def test_partners_are_others_distinct_and_drawn_anew_for_every_batch() -> None:
     server = a_server(6)
     sent = {i: np.full((48, WIDTH), float(i), np.float32) for i in range(6)}
-    server.aggregate(1, updates(sent))
+    server.aggregate_in(1, updates(sent))
     server.exchange = 2
-    chosen = server.make_downlink(server.clients[2], 1).others[:, ::BATCH, 0]  # (M, T)
+    chosen = server.downlink_for(2, 1).others[:, ::BATCH, 0]  # (M, T)
     for batch in chosen.T:
         assert len(set(batch)) == 3
         assert 2.0 not in batch
     assert len({tuple(sorted(batch)) for batch in chosen.T}) > 1
-    again = server.make_downlink(server.clients[2], 1).others[:, ::BATCH, 0]
+    again = server.downlink_for(2, 1).others[:, ::BATCH, 0]
     assert (again == chosen).all()
 
 
 @pytest.mark.parametrize("clients", [1, 2, 3])
 def test_partners_are_clipped_to_those_that_answered(clients: int) -> None:
     server = a_server(6)
-    server.aggregate(1, updates({i: units(48, i) for i in range(clients)}))
+    server.aggregate_in(1, updates({i: units(48, i) for i in range(clients)}))
     server.exchange = 2
-    assert len(server.make_downlink(server.clients[0], 1).others) == clients - 1
-    absent = server.make_downlink(server.clients[5], 1)
+    assert len(server.downlink_for(0, 1).others) == clients - 1
+    absent = server.downlink_for(5, 1)
     assert len(absent.others) == len(absent.update_indices) == 0
 
 
@@ -109,15 +109,15 @@ def test_a_round_of_steps_sends_one_batch_ahead() -> None:
     """T + 1 exchanges: message t updates on I_t and asks for I_{t+1}."""
     server = a_server(3, fedmuscle__exchange="step", fedmuscle__steps=2)
     batches = public_batches(server.run, 4)
-    assert server.exchanges(4) == 3
+    assert server.exchanges_in(4) == 3
     asked, updated = [], []
     for exchange in (1, 2, 3):
         server.exchange = exchange
-        downlink = server.make_downlink(server.clients[0], 4)
+        downlink = server.downlink_for(0, 4)
         asked.append(downlink.encode_indices.tolist())
         updated.append(downlink.update_indices.tolist())
         rows = len(downlink.encode_indices)
-        server.aggregate(4, updates({i: units(rows, i) for i in range(3)}))
+        server.aggregate_in(4, updates({i: units(rows, i) for i in range(3)}))
     assert asked == [*batches.tolist(), []]
     assert updated == [[], *batches.tolist()]
 
@@ -125,15 +125,15 @@ def test_a_round_of_steps_sends_one_batch_ahead() -> None:
 def test_both_exchanges_draw_the_same_partners() -> None:
     sent = {i: np.full((16, WIDTH), float(i), np.float32) for i in range(5)}
     batch = a_server(5, fedmuscle__steps=2)
-    batch.aggregate(1, updates(sent))
+    batch.aggregate_in(1, updates(sent))
     batch.exchange = 2
-    whole = batch.make_downlink(batch.clients[1], 1).others
+    whole = batch.downlink_for(1, 1).others
     step = a_server(5, fedmuscle__steps=2, fedmuscle__exchange="step")
     for t in (0, 1):
         step.exchange = t + 1
-        step.aggregate(1, updates({i: z[:BATCH] for i, z in sent.items()}))
+        step.aggregate_in(1, updates({i: z[:BATCH] for i, z in sent.items()}))
         step.exchange = t + 2
-        part = step.make_downlink(step.clients[1], 1).others
+        part = step.downlink_for(1, 1).others
         assert (part == whole[:, t * BATCH : (t + 1) * BATCH]).all()
 
 
@@ -159,10 +159,10 @@ def test_representations_must_be_asked_for_and_of_length_one() -> None:
 def test_what_cannot_be_is_refused_at_the_start(keys: dict[str, Any], said: str | None) -> None:
     values = {"method": "fedmuscle", "fedmuscle.batch-size": BATCH, **keys}
     if said is None:
-        Server(parse_run_config(values))
+        ServerAtWork(parse_run_config(values))
         return
     with pytest.raises(ConfigError, match=said):
-        Server(parse_run_config(values))
+        ServerAtWork(parse_run_config(values))
 
 
 def aligned(

@@ -11,16 +11,9 @@ import torch
 from strategies.base.messages import ClientUpdate
 from strategies.base.options import ConfigError
 from strategies.base.run_config import parse_run_config
-from strategies.fedproto import Server, Uplink, mean_prototypes
-from tests.support import Outcome, run_federation
-
-
-class SmallServer(Server):
-    """A server of two-dimensional prototypes of three classes."""
-
-    @property
-    def dims(self) -> dict[str, int]:
-        return {"d": 2, "C": 3}
+from strategies.fedproto import Uplink, mean_prototypes
+from tests.support import Outcome, ServerAtWork, run_federation
+from tests.unit.test_roster import a_client_info
 
 
 def uplink(prototypes: dict[int, list[float]], counts: list[int]) -> Uplink:
@@ -49,18 +42,18 @@ def test_prototype_mean(kind: str, expected: float) -> None:
 
 
 def test_missing_class_keeps_its_last_prototype() -> None:
-    server = SmallServer(parse_run_config({"method": "fedproto"}))
-    server.state = server.initial_state()
-    assert server.common_downlink(1).prototypes.shape == (0, 2)
-    server.aggregate(1, [update(0, uplink({0: [1.0, 2.0], 2: [3.0, 4.0]}, [5, 5]))])
-    before = server.state
-    metrics = server.aggregate(2, [update(1, uplink({2: [5.0, 6.0]}, [1]))])
-    sent = server.common_downlink(3)
+    run = parse_run_config({"method": "fedproto", "feature-dim": 2})
+    server = ServerAtWork(run, [a_client_info(0, num_classes=3, feature_dim=2)])
+    assert server.downlink_for(None, 1).prototypes.shape == (0, 2)
+    server.aggregate_in(1, [update(0, uplink({0: [1.0, 2.0], 2: [3.0, 4.0]}, [5, 5]))])
+    before = server.state.prototypes
+    metrics = server.aggregate_in(2, [update(1, uplink({2: [5.0, 6.0]}, [1]))])
+    sent = server.downlink_for(None, 3)
     assert sent.class_ids.tolist() == [0, 2]
     assert sent.prototypes.tolist() == [[1.0, 2.0], [5.0, 6.0]]
     assert metrics == {"classes_received": 1.0, "classes_known": 2.0}
-    # A state once handed out is not changed afterwards.
-    assert torch.equal(before.prototypes[2], torch.tensor([3.0, 4.0]))
+    # What was once handed out is not changed afterwards.
+    assert torch.equal(before[2], torch.tensor([3.0, 4.0]))
 
 
 def test_loss_terms_accuracies_and_traffic(tmp_path: Path) -> None:

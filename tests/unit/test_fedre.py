@@ -21,7 +21,7 @@ from strategies.base.payload import count_scalars
 from strategies.base.run_config import parse_run_config
 from strategies.common.training import collect_representations
 from strategies.fedre import Client, Uplink, draw_weights, entangle, sample_weights
-from tests.support import run_federation
+from tests.support import ServerAtWork, run_federation
 from tests.unit.test_roster import a_client_info
 from tests.unit.test_training import CLASSES, a_context
 
@@ -233,9 +233,8 @@ def test_the_uplink_counts_as_in_the_paper() -> None:
 
 def a_server(**config: Any) -> Any:
     run = parse_run_config({"method": "fedre", "feature-dim": 2, **config})
-    strategy = run.chosen_method.server(run)
-    strategy.admit(a_client_info(i, feature_dim=2, num_classes=C, classes=[0, 2]) for i in range(2))
-    strategy.state = strategy.initial_state()
+    infos = [a_client_info(i, feature_dim=2, num_classes=C, classes=[0, 2]) for i in range(2)]
+    strategy = ServerAtWork(run, infos)
     strategy.state.head_weight.zero_()
     strategy.state.head_bias.zero_()
     return strategy
@@ -253,7 +252,7 @@ UPDATES = [an_update(0, [1, 0], [0.5, 0, 0.5, 0]), an_update(1, [0, 2], [1, 0, 0
 def test_the_head_takes_one_step_by_hand(reduction: str, share: float) -> None:
     """W = 0: p = 1/4 for each class, the gradient is sum_k (p - y~_k) r~_k."""
     strategy = a_server(**{"fedre.server-lr": 0.1, "fedre.reduction": reduction})
-    metrics = strategy.aggregate(1, iter(UPDATES))
+    metrics = strategy.aggregate_in(1, iter(UPDATES))
     gradient = torch.tensor([[-0.25, -1.5], [0.25, 0.5], [-0.25, 0.5], [0.25, 0.5]])
     assert torch.allclose(strategy.state.head_weight, -0.1 * share * gradient)
     bias = torch.tensor([-1.0, 0.5, 0.0, 0.5])
@@ -263,7 +262,7 @@ def test_the_head_takes_one_step_by_hand(reduction: str, share: float) -> None:
 
 def test_absent_classes_can_be_left_out() -> None:
     strategy = a_server(**{"fedre.mask-absent": True, "fedre.server-lr": 0.1})
-    strategy.aggregate(1, iter(UPDATES))
+    strategy.aggregate_in(1, iter(UPDATES))
     weight = strategy.state.head_weight
     assert weight[[1, 3]].abs().sum() == 0
     # Two classes left: p = 1/2.
@@ -276,10 +275,8 @@ def test_a_downlink_is_not_changed_by_later_training() -> None:
 
     strategy = a_server()
     strategy.state.head_weight.fill_(1)
-    configured = getattr(strategy, "common_downlink", lambda number: None)(1)
-    downlink = configured or strategy.make_downlink(strategy.clients[0], 1)
-    content = pack(downlink)
-    strategy.aggregate(1, iter(UPDATES))
+    content = pack(strategy.downlink_for(0, 1))
+    strategy.aggregate_in(1, iter(UPDATES))
     strategy.state.head_weight.zero_()
     received = unpack(get_method("fedre").downlink, content, {"d": 2, "C": C})
     assert received.head_weight.tolist() == [[1, 1]] * C
@@ -288,9 +285,8 @@ def test_a_downlink_is_not_changed_by_later_training() -> None:
 def test_the_first_head_depends_on_the_seed_alone() -> None:
     def first(seed: int) -> torch.Tensor:
         run = parse_run_config({"method": "fedre", "feature-dim": 2, "seed": seed})
-        strategy = run.chosen_method.server(run)
-        strategy.admit([a_client_info(0, feature_dim=2)])
-        weight: torch.Tensor = strategy.initial_state().head_weight
+        strategy = ServerAtWork(run, [a_client_info(0, feature_dim=2)])
+        weight: torch.Tensor = strategy.state.head_weight
         return weight
 
     assert torch.equal(first(0), first(0))

@@ -4,41 +4,33 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
 import torch
 
-from strategies.base.messages import ClientInfo, ClientUpdate
+from strategies.base.messages import ClientUpdate
 from strategies.base.run_config import parse_run_config
 from strategies.fedtgp import (
     PrototypeGenerator,
-    Server,
     Uplink,
     adaptive_margin,
     margin_loss,
     train_generator,
 )
-from tests.support import Outcome, run_federation
+from tests.support import Outcome, ServerAtWork, run_federation
+from tests.unit.test_roster import a_client_info
 
 
-class SmallServer(Server):
-    """A server of four-dimensional prototypes of five classes."""
-
-    @property
-    def dims(self) -> dict[str, int]:
-        return {"d": 4, "C": 5}
-
-
-CLIENT_INFO = cast(ClientInfo, None)
-
-
-def small_server(**options: object) -> SmallServer:
+def small_server(**options: object) -> ServerAtWork:
     keys = {f"fedtgp.{k.replace('_', '-')}": v for k, v in options.items()}
-    server = SmallServer(parse_run_config({"method": "fedtgp", **keys}))
-    server.state = server.initial_state()
-    return server
+    return server_with(keys)
+
+
+def server_with(keys: dict[str, object]) -> ServerAtWork:
+    """A server of four-dimensional prototypes of five classes."""
+    run = parse_run_config({"method": "fedtgp", "feature-dim": 4, **keys})
+    return ServerAtWork(run, [a_client_info(0, num_classes=5, feature_dim=4)])
 
 
 def update(client_id: int, classes: list[int]) -> ClientUpdate:
@@ -123,12 +115,12 @@ def test_generator_learns_to_place_classes() -> None:
 def test_only_received_classes_are_sent() -> None:
     """Classes ever received stay; the others are generated but never leave the server."""
     server = small_server(server_epochs=2)
-    assert server.common_downlink(1).prototypes.shape == (0, 4)
-    metrics = server.aggregate(1, [update(0, [3]), update(1, [1, 3])])
+    assert server.downlink_for(None, 1).prototypes.shape == (0, 4)
+    metrics = server.aggregate_in(1, [update(0, [3]), update(1, [1, 3])])
     assert metrics["server_loss"] > 0
     assert 0 < metrics["server_margin"] < 100
-    assert server.aggregate(2, [update(2, [1])])["server_margin"] == 100.0
-    sent = server.common_downlink(3)
+    assert server.aggregate_in(2, [update(2, [1])])["server_margin"] == 100.0
+    sent = server.downlink_for(None, 3)
     assert sent.class_ids.tolist() == [1, 3]
     assert sent.prototypes.shape == (2, 4)
 
@@ -139,8 +131,8 @@ def test_training_depends_on_seed_and_round_only() -> None:
     for _ in range(2):
         torch.rand(3)
         server = small_server(server_epochs=3, server_lr=0.1, server_batch_size=1)
-        server.aggregate(4, [update(0, [0, 1, 2]), update(1, [2, 4])])
-        results.append(server.common_downlink(5).prototypes)
+        server.aggregate_in(4, [update(0, [0, 1, 2]), update(1, [2, 4])])
+        results.append(server.downlink_for(None, 5).prototypes)
     np.testing.assert_array_equal(*results)
 
 
@@ -153,9 +145,7 @@ def test_auto_settings_are_the_clients(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("strategies.fedtgp.train_generator", note)
     for keys in ({}, {"lr": 0.5, "batch-size": 7}, {"fedtgp.server-lr": 0.2, "lr": 0.5}):
-        server = SmallServer(parse_run_config({"method": "fedtgp", **keys}))
-        server.state = server.initial_state()
-        server.aggregate(1, [update(0, [0])])
+        server_with(keys).aggregate_in(1, [update(0, [0])])
     assert seen == [(0.01, 32), (0.5, 7), (0.2, 32)]
 
 

@@ -17,8 +17,8 @@ from strategies.base.payload import PayloadError, count_scalars, pack, unpack
 from strategies.base.run_config import parse_run_config
 from strategies.common.training import device_batches
 from strategies.common.weights import state_arrays, state_template
-from strategies.fml import Client, Downlink, Server, Uplink, imitation, mutual_terms
-from tests.support import run_federation
+from strategies.fml import Client, Downlink, Uplink, imitation, mutual_terms
+from tests.support import ServerAtWork, run_federation
 from tests.unit.test_roster import a_client_info
 from tests.unit.test_training import a_context
 
@@ -32,9 +32,9 @@ def logits(values: list[list[float]]) -> Tensor:
     return torch.tensor(values, requires_grad=True)
 
 
-def small_server(**options: Any) -> Server:
+def small_server(**options: Any) -> ServerAtWork:
     keys = {"feature-dim": 8, **SMALL, **options}
-    server = Server(parse_run_config({"method": "fml", **keys}))
+    server = ServerAtWork(parse_run_config({"method": "fml", **keys}))
     server.clients = {0: a_client_info(0, num_classes=3, channels=1, image_size=16)}
     server.state = server.initial_state()
     return server
@@ -95,10 +95,10 @@ def test_each_loss_moves_its_own_model() -> None:
 
 def test_published_traffic() -> None:
     """FedAvgCNN, C = 100, d = 512 on 3x32x32 images: 924,708 scalars, 9,247,080 for ten clients."""
-    server = Server(parse_run_config({"method": "fml"}))
+    server = ServerAtWork(parse_run_config({"method": "fml"}))
     server.clients = {0: a_client_info(0, num_classes=100, channels=3, image_size=32)}
     server.state = server.initial_state()
-    down = server.common_downlink(1)
+    down = server.downlink_for(None, 1)
     assert count_scalars(down) == (924_708, 924_708)
     assert 10 * count_scalars(Uplink(down.theta))[0] == 9_247_080
 
@@ -108,7 +108,7 @@ def test_mean_of_two_memes(mean: str, share: float) -> None:
     server = small_server(**{"fml.mean": mean})
     first = state_arrays(server.state.theta)
     second = {name: item + 1 for name, item in first.items()}
-    server.aggregate(1, [update(0, 1, first), update(1, 3, second)])
+    server.aggregate_in(1, [update(0, 1, first), update(1, 3, second)])
     for name, item in server.state.theta.items():
         np.testing.assert_allclose(item.numpy(), first[name] + 1 - share, rtol=1e-5, atol=1e-6)
         assert not np.array_equal(item.numpy(), first[name])
@@ -119,9 +119,9 @@ def test_nothing_is_aliased() -> None:
     """Neither the mean nor a loaded meme changes when what was received does."""
     server, context, half = small_server(), a_context(6, method="fml", **SMALL), Client()
     theta = {k: v * 1.5 for k, v in state_arrays(server.state.theta).items()}
-    server.aggregate(1, [update(0, 1, theta)])
+    server.aggregate_in(1, [update(0, 1, theta)])
     state = half.build(context)
-    down = server.common_downlink(2)
+    down = server.downlink_for(None, 2)
     half.receive(context, state, down)
     sent, _ = half.train(context, state, down)
     kept = {k: v.copy() for k, v in sent.theta.items()}
@@ -174,7 +174,7 @@ def test_private_models_stay_home_and_unsampled_clients_are_untouched(tmp_path: 
         tmp_path, 4, method="fml", sample_fraction=0.5, num_rounds=3, keep_checkpoints=5,
         fml__small_model="cnn5",
     )  # fmt: skip
-    server = Server(parse_run_config({"method": "fml", **SMALL}))
+    server = ServerAtWork(parse_run_config({"method": "fml", **SMALL}))
     rows = run.rows("clients")
     server.clients = {
         0: a_client_info(0, num_classes=10, channels=1, image_size=int(rows[0]["image_size"]))

@@ -18,45 +18,42 @@ from strategies.base.messages import ClientUpdate
 from strategies.base.payload import count_scalars
 from strategies.base.run_config import parse_run_config
 from strategies.base.state import load_state, save_state
-from strategies.fedavg import Server as FedAvgServer
+from strategies.common.layerwise_server import layout_for
 from strategies.inclusivefl import (
     Group,
-    Server,
     Uplink,
     depths_of,
     distilled,
     in_last_block,
     next_deeper,
 )
-from tests.support import run_federation
+from tests.support import ServerAtWork, run_federation
 from tests.unit.test_roster import a_client_info
 
 NESTED = ("resnet10-w4", "resnet14-w4", "resnet18-w4")
 BETA = 0.2
 
 
-def a_server(*models: str, kind: type[Any] = Server, **options: Any) -> Any:
+def a_server(*models: str, method: str = "inclusivefl", **options: Any) -> Any:
     """Return a server whose client k has the k-th of these models."""
-    method = "inclusivefl" if kind is Server else "fedavg"
     keys = {f"{method}.{k.replace('_', '-')}": v for k, v in options.items()}
-    server = kind(parse_run_config({"method": method, "feature-dim": 8, **keys}))
-    server.clients = {
-        i: a_client_info(i, model=model, num_classes=3, channels=1, image_size=16)
+    run = parse_run_config({"method": method, "feature-dim": 8, **keys})
+    infos = [
+        a_client_info(i, model=model, num_classes=3, channels=1, image_size=16, feature_dim=8)
         for i, model in enumerate(models)
-    }
-    server.state = server.initial_state()
-    return server
+    ]
+    return ServerAtWork(run, infos)
 
 
 def sent_to(server: Any, client_id: int) -> dict[str, NDArray[Any]]:
-    down = server.make_downlink(server.clients[client_id], 1)
+    down = server.downlink_for(client_id, 1)
     return {name: item.copy() for name, item in {**down.weights, **down.buffers}.items()}
 
 
 def a_reply(server: Any, client_id: int, examples: int, seed: int) -> ClientUpdate:
     """Return an update that moves every entry by noise, counters by `examples`."""
     noise = np.random.default_rng(seed)
-    down = server.make_downlink(server.clients[client_id], 1)
+    down = server.downlink_for(client_id, 1)
     moved = [
         {
             name: item + noise.normal(0, 1, item.shape).astype(np.float32)
@@ -120,7 +117,7 @@ def test_every_stage_is_its_own_and_unlike_shapes_are_left_alone() -> None:
 
 def test_depths_and_last_blocks_of_a_resnet() -> None:
     server = a_server(*NESTED)
-    names = list(server.layout("resnet14-w4").all)
+    names = list(layout_for(server.context, "resnet14-w4").all)
     depths = depths_of(names)
     assert depths == {f"backbone.layer{s}": n for s, n in zip(range(1, 5), (1, 1, 2, 2))}  # noqa: B905
     last = {".".join(n.split(".")[1:3]) for n in names if in_last_block(n, depths)}
@@ -240,7 +237,7 @@ def test_two_rounds_equal_a_naive_aggregation(
             [(models[r.client_id], r.num_examples, entries(r)) for r in replies],
             BETA, own_head, own_last,
         )  # fmt: skip
-        server.aggregate(number, iter(replies))
+        server.aggregate_in(number, iter(replies))
         for i, model in enumerate(models):
             found = sent_to(server, i)
             assert found.keys() == wanted[model].keys()
@@ -256,7 +253,7 @@ def test_the_momentum_makes_a_difference_only_where_it_should() -> None:
     for beta in (0.0, BETA):
         server = a_server(*NESTED, beta=beta)
         replies = [a_reply(server, i, 4, i) for i in range(3)]
-        metrics = server.aggregate(1, iter(replies))
+        metrics = server.aggregate_in(1, iter(replies))
         assert metrics == {"distilled_groups": 2.0}
         after.append([sent_to(server, i) for i in range(3)])
     for i, (plain, distilled_) in enumerate(zip(*after, strict=True)):
@@ -278,11 +275,11 @@ def test_without_momentum_and_own_parts_it_is_layerwise_averaging(mean: str) -> 
     models = (*NESTED, "resnet10-w4")
     plain = {"beta": 0.0, "own_head": False, "own_last_blocks": False, "mean": mean}
     server = a_server(*models, **plain)
-    reference = a_server(*models, kind=FedAvgServer, mean=mean)
+    reference = a_server(*models, method="fedavg", mean=mean)
     replies = [a_reply(server, i, n, i) for i, n in enumerate((1, 2, 3, 9))]
     assert server.state.weights.keys() == reference.state.weights.keys()
-    server.aggregate(1, iter(replies))
-    reference.aggregate(1, iter(replies))
+    server.aggregate_in(1, iter(replies))
+    reference.aggregate_in(1, iter(replies))
     for name, item in reference.state.weights.items():
         torch.testing.assert_close(server.state.weights[name], item, rtol=1e-6, atol=1e-6)
 
@@ -290,8 +287,8 @@ def test_without_momentum_and_own_parts_it_is_layerwise_averaging(mean: str) -> 
 def test_what_nobody_in_the_round_has_is_unchanged() -> None:
     server = a_server(*NESTED, own_head=False, own_last_blocks=False)
     before = {name: item.clone() for name, item in server.state.weights.items()}
-    server.aggregate(1, iter([a_reply(server, 0, 3, 1)]))
-    shallow = set(server.layout("resnet10-w4").all)
+    server.aggregate_in(1, iter([a_reply(server, 0, 3, 1)]))
+    shallow = set(layout_for(server.context, "resnet10-w4").all)
     for name, item in server.state.weights.items():
         assert torch.equal(item, before[name]) == (name not in shallow), name
 
@@ -301,7 +298,7 @@ def test_all_groups_start_alike_and_own_parts_then_differ() -> None:
     first, second = sent_to(server, 0), sent_to(server, 2)
     for name, item in first.items():
         np.testing.assert_array_equal(item, second[name])
-    server.aggregate(1, iter([a_reply(server, i, 3, i) for i in range(3)]))
+    server.aggregate_in(1, iter([a_reply(server, i, 3, i) for i in range(3)]))
     first, second = sent_to(server, 0), sent_to(server, 2)
     depths = depths_of(first)
     for name, item in first.items():
@@ -312,7 +309,7 @@ def test_all_groups_start_alike_and_own_parts_then_differ() -> None:
 
 def test_own_parts_survive_a_checkpoint(tmp_path: Path) -> None:
     server, again = a_server(*NESTED), a_server(*NESTED)
-    server.aggregate(1, iter([a_reply(server, i, 3, i) for i in range(3)]))
+    server.aggregate_in(1, iter([a_reply(server, i, 3, i) for i in range(3)]))
     save_state(tmp_path / "state.safetensors", server.state, {})
     again.state = load_state(tmp_path / "state.safetensors", again.state)
     for client_id in range(3):
@@ -322,14 +319,14 @@ def test_own_parts_survive_a_checkpoint(tmp_path: Path) -> None:
 
 def test_a_depth_that_joins_late_gets_a_whole_model() -> None:
     server = a_server(*NESTED[:2])
-    server.aggregate(1, iter([a_reply(server, i, 3, i) for i in range(2)]))
+    server.aggregate_in(1, iter([a_reply(server, i, 3, i) for i in range(2)]))
     server.clients[2] = a_client_info(2, model=NESTED[2], num_classes=3, channels=1, image_size=16)
     late = sent_to(server, 2)
-    assert late.keys() == server.layout(NESTED[2]).all.keys()
+    assert late.keys() == layout_for(server.context, NESTED[2]).all.keys()
     np.testing.assert_array_equal(
         late["backbone.conv1.weight"], sent_to(server, 0)["backbone.conv1.weight"]
     )
-    metrics = server.aggregate(2, iter([a_reply(server, i, 3, i) for i in range(3)]))
+    metrics = server.aggregate_in(2, iter([a_reply(server, i, 3, i) for i in range(3)]))
     assert metrics == {"distilled_groups": 2.0}
 
 
@@ -346,17 +343,17 @@ def test_no_reply_is_kept() -> None:
             yield update
             del update
 
-    server.aggregate(1, stream())
+    server.aggregate_in(1, stream())
     assert len(seen) == 9
 
 
 def test_unlike_families_are_averaged_alone_without_momentum() -> None:
     models = ("cnn5", "cnn2", "resnet10-w4", "cnn5")
     server = a_server(*models)
-    reference = a_server(*models, kind=FedAvgServer)
+    reference = a_server(*models, method="fedavg")
     replies = [a_reply(server, i, n, i) for i, n in enumerate((1, 2, 3, 9))]
-    assert server.aggregate(1, iter(replies)) == {"distilled_groups": 0.0}
-    reference.aggregate(1, iter(replies))
+    assert server.aggregate_in(1, iter(replies)) == {"distilled_groups": 0.0}
+    reference.aggregate_in(1, iter(replies))
     assert server.state.weights.keys() == reference.state.weights.keys()
     for name, item in reference.state.weights.items():
         assert torch.equal(server.state.weights[name], item)
@@ -365,7 +362,7 @@ def test_unlike_families_are_averaged_alone_without_momentum() -> None:
 def test_scalars_are_the_models_parameters() -> None:
     server = a_server(*NESTED)
     for client_id in range(3):
-        down = server.make_downlink(server.clients[client_id], 1)
+        down = server.downlink_for(client_id, 1)
         parameters = sum(item.size for item in down.weights.values())
         assert count_scalars(down)[0] == parameters
         assert any(name.startswith("head.") for name in down.weights)

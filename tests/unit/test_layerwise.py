@@ -67,7 +67,7 @@ def test_mean_by_layer_equals_brute_force(mean: str, weights: dict[int, float]) 
     server = a_server(dict(enumerate(NESTED)), fedavg__mean=mean)
     before = numpy_of(server.state.weights)
     parts = {client: states_of(model, client) for client, model in enumerate(NESTED)}
-    server.aggregate(
+    server.aggregate_in(
         1,
         (update(k, n, WeightsPayload(*parts[k])) for k, n in ((0, 3), (1, 1), (2, 6))),
     )
@@ -83,7 +83,7 @@ def test_what_nobody_sent_is_unchanged() -> None:
     server = a_server(dict(enumerate(NESTED)))
     before = numpy_of(server.state.weights)
     weights, buffers = states_of(NESTED[0], 7)
-    server.aggregate(1, iter([update(0, 5, WeightsPayload(weights, buffers))]))
+    server.aggregate_in(1, iter([update(0, 5, WeightsPayload(weights, buffers))]))
     after = numpy_of(server.state.weights)
     sent = {**weights, **buffers}
     assert set(before) - set(sent)
@@ -96,11 +96,11 @@ def test_identical_architectures_only() -> None:
     models = {0: NESTED[0], 1: NESTED[1], 2: NESTED[0]}
     server = a_server(models, fedavg__aggregation="architecture")
     parts = {client: states_of(model, client) for client, model in models.items()}
-    server.aggregate(
+    server.aggregate_in(
         1, (update(k, n, WeightsPayload(*parts[k])) for k, n in ((0, 1), (1, 9), (2, 3)))
     )
     for client, (weights, buffers) in parts.items():
-        down = server.make_downlink(server.clients[client], 2)
+        down = server.downlink_for(client, 2)
         if client == 1:
             expected = {**weights, **buffers}
         else:
@@ -146,16 +146,16 @@ def test_a_late_joiner_brings_a_new_architecture() -> None:
         torch.manual_seed(noise)
         server = a_server({0: NESTED[0]})
         weights, buffers = states_of(NESTED[0], 3)
-        server.aggregate(1, iter([update(0, 5, WeightsPayload(weights, buffers))]))
+        server.aggregate_in(1, iter([update(0, 5, WeightsPayload(weights, buffers))]))
         server.admit([card_of(1, NESTED[2])])
-        down = server.make_downlink(server.clients[1], 2)
+        down = server.downlink_for(1, 2)
         for name, item in weights.items():
             np.testing.assert_array_equal(down.weights[name], item)
         late.append(down.weights)
         assert set(down.weights) - set(weights)
         # From now on the new layers are part of the means.
         theirs = states_of(NESTED[2], 4)
-        server.aggregate(2, iter([update(1, 5, WeightsPayload(*theirs))]))
+        server.aggregate_in(2, iter([update(1, 5, WeightsPayload(*theirs))]))
         np.testing.assert_array_equal(
             server.state.weights["backbone.layer1.1.conv1.weight"].numpy(),
             theirs[0]["backbone.layer1.1.conv1.weight"],
@@ -211,7 +211,7 @@ def test_averaged_buffers_are_the_mean_by_hand_and_counters_stay_integers() -> N
     server = server_for(contexts, "fedavg", feature_dim=8, batch_size=4, lr=0.05)
     updates = play(server, contexts, {}, 1, (0, 1))
     first, second = (updates[k].uplink.buffers for k in (0, 1))
-    down = server.make_downlink(server.clients[0], 2).buffers
+    down = server.downlink_for(0, 2).buffers
     assert down.keys() == first.keys() == second.keys()
     assert any(name.endswith("running_var") for name in down)
     for name, item in down.items():
@@ -236,7 +236,7 @@ def test_local_buffers_never_travel_and_a_download_leaves_them_alone() -> None:
         own = {k: v.clone() for k, v in states[client].buffers.items()}
         assert own["backbone.bn1.num_batches_tracked"] == (2 if client == 0 else 4)
         context = dataclasses.replace(contexts[client], server_round=2, run=server.run)
-        down = server.make_downlink(server.clients[client], 2)
+        down = server.downlink_for(client, 2)
         assert down.buffers == {}
         server.method.client().receive(context, states[client], down)
         parameters, buffers = split_state(states[client].model)
@@ -252,7 +252,7 @@ def test_local_buffers_never_travel_and_a_download_leaves_them_alone() -> None:
 
 def test_papers_count_parameters_only() -> None:
     server = a_server({0: NESTED[0]})
-    down = server.make_downlink(server.clients[0], 1)
+    down = server.downlink_for(0, 1)
     model = build_model(NESTED[0], SHAPE, 8)
     parameters = sum(p.numel() for p in model.parameters())
     buffers = sum(b.numel() for b in model.buffers())

@@ -47,7 +47,7 @@ def test_a_round_holds_one_client_at_a_time() -> None:
             yield item
             del item
 
-    server.aggregate(1, stream())
+    server.aggregate_in(1, stream())
     assert len(seen) == 8
     assert all(reference() is None for reference in seen)
 
@@ -88,7 +88,7 @@ def test_the_model_that_arrives_anew_is_not_stored_and_is_not_missed(tmp_path: P
         assert file.stat().st_size < 2_000
     context, server = a_context(8), a_server({0: NESTED[0]})
     context = dataclasses.replace(context, run=server.run)
-    half, down = server.method.client(), server.make_downlink(server.clients[0], 1)
+    half, down = server.method.client(), server.downlink_for(0, 1)
     state = half.build(context)
     half.receive(context, state, down)
     half.train(context, state, down)

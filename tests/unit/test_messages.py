@@ -11,9 +11,11 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+from server_app.rounds.message_factory import MessageFactory
+from server_app.rounds.method_server import MethodServer
 from strategies.base.messages import (
     CONTROL,
-    MessageFactory,
+    Control,
     MetricRow,
     count_bytes,
     metrics_record,
@@ -32,6 +34,10 @@ def identity() -> None:
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
 
 
+def a_control(number: int = 1, **changes: Any) -> Control:
+    return Control(run_name="r", token="t", session="s", round=number, **changes)
+
+
 def a_head(value: float = 1.0) -> object:
     return get_method("fedre").downlink(
         np.full((10, 2), value, np.float32), np.zeros(10, np.float32)
@@ -39,19 +45,20 @@ def a_head(value: float = 1.0) -> object:
 
 
 def test_a_message_carries_control_and_payload_and_nothing_else() -> None:
-    factory = MessageFactory(
-        "my-run", {3: 77}, ttl=90.0, control={"evaluate": True, "phase": "pre"}
-    )
-    message = factory.build("train", 3, 5, a_head())
+    factory = MessageFactory("my-run", {3: 77}, ttl=90.0)
+    control = a_control(5, evaluate=True, phase="pre")
+    message = factory.build("train", 3, control, a_head())
     assert set(message.content) == {ARRAYS, MANIFEST, CONTROL}
     assert dict(message.content[CONTROL]) == {
-        "run-name": "my-run", "round": 5, "test": True, "evaluate": True, "phase": "pre"
+        "run-name": "r", "token": "t", "session": "s", "round": 5, "exchange": 1, "resumed-at": 0,
+        "keep-from": 0, "evaluate": True, "test": True, "phase": "pre", "final": False,
     }  # fmt: skip
+    assert Control.from_record(message.content.config_records[CONTROL]) == control
     metadata = message.metadata
     assert (metadata.dst_node_id, metadata.message_type, metadata.group_id) == (77, "train", "5")
     assert metadata.ttl == 90.0
     assert factory.last_scalars == 30
-    untested = factory.build("train", 3, 5, a_head(), test=False)
+    untested = factory.build("train", 3, a_control(5, test=False), a_head())
     assert untested.content[CONTROL]["test"] is False
     received: Any = unpack(get_method("fedre").downlink, message.content, DIMS)
     assert received.head_weight.tolist() == [[1, 1]] * 10
@@ -60,16 +67,16 @@ def test_a_message_carries_control_and_payload_and_nothing_else() -> None:
 def test_a_common_downlink_is_packed_once_and_another_is_not() -> None:
     factory = MessageFactory("r", {0: 10, 1: 11}, ttl=1)
     head = a_head()
-    first, second = factory.build("train", 0, 1, head), factory.build("train", 1, 1, head)
+    first, second = (factory.build("train", k, a_control(), head) for k in (0, 1))
     assert first.content[ARRAYS] is second.content[ARRAYS]
-    third = factory.build("train", 0, 2, a_head(2.0))
+    third = factory.build("train", 0, a_control(2), a_head(2.0))
     assert unpack(get_method("fedre").downlink, third.content, DIMS).head_weight[0, 0] == 2
 
 
 def test_a_payload_alone_keeps_what_was_received() -> None:
     """Without Python's cyclic collector: a message is freed when it is let go of."""
     factory = MessageFactory("r", {0: 10}, ttl=1)
-    content = factory.build("train", 0, 1, a_head(3.0)).content
+    content = factory.build("train", 0, a_control(), a_head(3.0)).content
     factory.forget()
     downlink = get_method("fedre").downlink
     gc.disable()
@@ -124,27 +131,13 @@ def test_metrics_of_two_kinds_under_one_name_are_refused() -> None:
 def test_messages_are_made_as_they_are_sent() -> None:
     """A large round is never held whole: one message exists at a time."""
     run = parse_run_config({"method": "local"})
-    strategy = run.chosen_method.server(run)
-    strategy.admit(a_client_info(i) for i in range(3))
-    strategy.messages = MessageFactory("r", {i: 100 + i for i in range(3)}, ttl=1)
-    stream = strategy.configure_train(
-        1,
-        ArrayRecord(),
-        ConfigRecord({"participants": [0, 2]}),
-        None,  # type: ignore[arg-type]
-    )
-    assert next(stream).metadata.dst_node_id == 100
-    assert next(stream).metadata.dst_node_id == 102
+    server = MethodServer(run)
+    server.admit(a_client_info(i) for i in range(3))
+    server.begin()
+    factory = MessageFactory("r", {i: 100 + i for i in range(3)}, ttl=1)
+    stream = server.messages(factory, "train", [0, 2], {2}, a_control())
+    first = next(stream)
+    assert (first.metadata.dst_node_id, first.content[CONTROL]["test"]) == (100, False)
+    second = next(stream)
+    assert (second.metadata.dst_node_id, second.content[CONTROL]["test"]) == (102, True)
     assert next(stream, None) is None
-
-
-def test_messages_need_a_round_loop() -> None:
-    run = parse_run_config({"method": "local"})
-    stream = run.chosen_method.server(run).configure_train(
-        1,
-        ArrayRecord(),
-        ConfigRecord({"participants": [0]}),
-        None,  # type: ignore[arg-type]
-    )
-    with pytest.raises(RuntimeError, match=r"need a round loop; call start\(\)"):
-        next(iter(stream))

@@ -14,9 +14,11 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from server_app.rounds import roster as roster_module
+from server_app.rounds.message_factory import MessageFactory
+from server_app.rounds.method_server import MethodServer
 from server_app.rounds.roster import Roster
 from server_app.rounds.transport import Answer, Sent, Transport
-from strategies.base.messages import CLIENT_INFO, ClientInfo, MessageFactory
+from strategies.base.messages import CLIENT_INFO, ClientInfo
 from strategies.base.run_config import parse_run_config
 from strategies.base.server import RegistrationError
 
@@ -83,7 +85,7 @@ def a_roster(answers: dict[int, Any], **config: Any) -> tuple[Roster, FakeGrid]:
     run = parse_run_config({"wait-timeout": 0.1, "round-timeout": 0.4, **keys})
     grid = FakeGrid(answers)
     messages = MessageFactory("run", {}, ttl=10)
-    return Roster(run.chosen_method.server(run), Transport(cast(Grid, grid)), messages), grid
+    return Roster(MethodServer(run), Transport(cast(Grid, grid)), messages), grid
 
 
 def join(roster: Roster) -> None:
@@ -96,7 +98,7 @@ def join(roster: Roster) -> None:
 def test_clients_are_known_by_their_own_ids() -> None:
     roster, grid = a_roster({71: a_client_info(2), 35: a_client_info(0), 58: a_client_info(1)})
     roster.assemble()
-    assert list(roster.strategy.clients) == [0, 1, 2]
+    assert list(roster.server.clients) == [0, 1, 2]
     assert roster.messages.nodes == {0: 35, 1: 58, 2: 71}
     assert roster.online() == [0, 1, 2]
     assert sorted(grid.asked) == [35, 58, 71]
@@ -128,7 +130,7 @@ def test_nodes_that_come_in_time_are_waited_for() -> None:
     looks = iter(range(100))
     grid.get_node_ids = lambda: [35] if next(looks) < 3 else [35, 36]  # type: ignore[method-assign]
     roster.assemble()
-    assert list(roster.strategy.clients) == [0, 1]
+    assert list(roster.server.clients) == [0, 1]
 
 
 def test_a_silent_node_does_not_block_for_ever() -> None:
@@ -136,7 +138,7 @@ def test_a_silent_node_does_not_block_for_ever() -> None:
     started = time.monotonic()
     roster.assemble()
     assert time.monotonic() - started < 2
-    assert list(roster.strategy.clients) == [0, 1]
+    assert list(roster.server.clients) == [0, 1]
     assert roster.transport.outstanding("query") == 1  # its client information is still welcome
 
 
@@ -207,7 +209,7 @@ def test_contradicting_data_sets_are_named(field: str, value: Any) -> None:
         f"client 0: {field} is {value}, the others have {usual}; all clients need the same classes"
     )
     assert "client 1" not in str(caught.value)
-    assert roster.strategy.clients == {}
+    assert roster.server.clients == {}
 
 
 def test_a_late_joiner_with_other_classes_is_left_out() -> None:
@@ -219,7 +221,7 @@ def test_a_late_joiner_with_other_classes_is_left_out() -> None:
     assert [client for client, _ in roster.problems] == [2]
     assert "class_hash is bb, the others have aa" in roster.problems[0][1]
     assert roster.online() == [0, 1]
-    assert roster.strategy.dims == {"d": 512, "C": 10}
+    assert roster.server.context.dims == {"d": 512, "C": 10}
 
 
 def test_a_wrong_width_names_client_model_and_both_widths() -> None:
@@ -242,7 +244,7 @@ def test_a_late_joiner_is_admitted() -> None:
     grid.nodes.append(40)
     join(roster)
     assert roster.online() == [0, 1, 7]
-    assert roster.strategy.clients[7].client_id == 7
+    assert roster.server.clients[7].client_id == 7
     assert roster.problems == []
     asked = len(grid.asked)
     join(roster)

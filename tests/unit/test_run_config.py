@@ -29,6 +29,8 @@ def refused(values: dict[str, Any]) -> str:
 # For every key: values of a wrong type or out of range, and what the error must say is expected.
 REFUSED: dict[str, tuple[list[Any], str]] = {
     "method": (["fedfomo", "FedRE", ""], "one of .*fedre"),
+    "method-options": ([1, None, True, "weight", "weight=", "weight=1"], "pairs key=value"),
+    "schedule": ([1, None, "uniform", "a:b:c"], "module:factory"),
     "dataset": (["mnist", 1, ""], "one of digits, fashion-mnist"),
     "data-dir": ([1, None, True], "a text"),
     "image-size": ([-1, 4096, 32.0, True, "32"], "an integer of at least 0 and at most 1024"),

@@ -58,7 +58,7 @@ def test_two_clients_of_a_linear_model_against_numpy(server_lr: float) -> None:
         w = w + server_lr * np.mean(moves, axis=0)
         c = c + len(participants) / 2 * np.mean(drifts, axis=0)
         np.testing.assert_allclose(joined(server.state.weights), w, rtol=1e-5, atol=1e-6)
-        found = server.make_downlink(server.clients[0], number + 1)
+        found = server.downlink_for(0, number + 1)
         np.testing.assert_allclose(joined(found.controls), c, rtol=1e-5, atol=2e-5)
         for k, state in states.items():
             np.testing.assert_allclose(joined(state.controls), own[k], rtol=1e-5, atol=2e-5)
@@ -105,7 +105,7 @@ def test_c_is_the_mean_of_all_controls() -> None:
     states: dict[int, Any] = {}
     for number in (1, 2):
         play(server, contexts, states, number, contexts)
-        down = server.make_downlink(server.clients[2], number + 1).controls
+        down = server.downlink_for(2, number + 1).controls
         counts = set()
         for name, item in down.items():
             owned = [s.controls[name] for s in states.values() if name in s.controls]
@@ -126,12 +126,12 @@ def test_sums_of_two_clients_by_hand() -> None:
         Uplink({n: v * move for n, v in ones.items()}, buffers, {n: v * c for n, v in ones.items()})
         for move, c in ((1.0, 6.0), (2.0, 3.0))
     ]
-    server.aggregate(1, (update(k, 1 + k, uplink) for k, uplink in enumerate(uplinks)))
+    server.aggregate_in(1, (update(k, 1 + k, uplink) for k, uplink in enumerate(uplinks)))
     torch.testing.assert_close(server.state.weights["head.bias"], start + 1.5)
-    bias = server.make_downlink(server.clients[0], 2).controls["head.bias"]
+    bias = server.downlink_for(0, 2).controls["head.bias"]
     np.testing.assert_allclose(bias, 2 / 3 * 4.5)
     server.admit([card_of(3, NESTED[1])])
-    down = server.make_downlink(server.clients[3], 2).controls
+    down = server.downlink_for(3, 2).controls
     np.testing.assert_allclose(down["head.bias"], 9 / 4)
     assert not down["backbone.layer3.1.conv1.weight"].any()
 
@@ -141,9 +141,11 @@ def test_mean_of_changes_may_be_weighted_that_of_controls_is_not() -> None:
     weights, buffers = states_of(NESTED[0], 0)
     start = server.state.weights["head.bias"].clone()
     fill = {k: {n: np.full_like(v, k) for n, v in weights.items()} for k in (0, 1)}
-    server.aggregate(1, (update(k, 1 + 2 * k, Uplink(fill[k], buffers, fill[k])) for k in (0, 1)))
+    server.aggregate_in(
+        1, (update(k, 1 + 2 * k, Uplink(fill[k], buffers, fill[k])) for k in (0, 1))
+    )
     torch.testing.assert_close(server.state.weights["head.bias"], start + 0.75)
-    down = server.make_downlink(server.clients[0], 2).controls["head.bias"]
+    down = server.downlink_for(0, 2).controls["head.bias"]
     np.testing.assert_allclose(down, 0.5)
 
 
@@ -155,7 +157,7 @@ def test_a_client_never_seen_has_zero_controls() -> None:
     play(server, contexts, states, 1, [0])
     half = server.method.client()
     assert half.build(contexts[1]).controls == {}
-    w, down = joined(server.state.weights), server.make_downlink(server.clients[1], 2)
+    w, down = joined(server.state.weights), server.downlink_for(1, 2)
     c = joined(down.controls)
     assert np.abs(c).max() > 0.01
     play(server, contexts, states, 2, [1])
@@ -180,7 +182,7 @@ def test_the_correction_moves_weights_and_counts() -> None:
 def test_scalars_are_twice_the_parameters_both_ways() -> None:
     contexts = {0: a_context(4)}
     server = server_for(contexts, "scaffold", feature_dim=8)
-    down = server.make_downlink(server.clients[0], 1)
+    down = server.downlink_for(0, 1)
     sent = play(server, contexts, {}, 1, [0])[0].uplink
     parameters = server.clients[0].parameters
     buffers = sum(item.size for item in down.buffers.values())
@@ -210,11 +212,10 @@ def test_no_controls_of_buffers_which_are_averaged() -> None:
     ],
 )
 def test_other_optimisers_are_flagged_at_the_start(
-    options: dict[str, Any], warning: str | None, capsys: pytest.CaptureFixture[str]
+    options: dict[str, Any], warning: str | None
 ) -> None:
-    a_server({0: NESTED[0]}, "scaffold", **options).summary()
-    text = capsys.readouterr().out
-    assert ("warning: scaffold is defined for plain SGD" in text) is (warning is not None)
+    text = " ".join(a_server({0: NESTED[0]}, "scaffold", **options).remarks)
+    assert ("scaffold is defined for plain SGD" in text) is (warning is not None)
     assert (warning or "") in text
 
 

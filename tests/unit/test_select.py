@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from typing import Any
 
@@ -9,25 +10,23 @@ import pytest
 import torch
 
 from strategies.base.run_config import parse_run_config
+from strategies.base.schedule import History, Schedule
+from strategies.base.server import ServerContext
 from tests.unit.test_roster import a_client_info
 
 
-def a_strategy(clients: list[int], *, empty: tuple[int, ...] = (), **config: Any) -> Any:
+def known(clients: list[int], *, empty: tuple[int, ...] = (), **config: Any) -> ServerContext:
     keys = {key.replace("_", "-"): value for key, value in config.items()}
     run = parse_run_config({"method": "local", **keys})
-    strategy = run.chosen_method.server(run)
-    strategy.admit(
-        a_client_info(i, classes=[], class_counts=[], train_examples=0)
-        if i in empty
-        else a_client_info(i)
-        for i in clients
+    nothing: dict[str, Any] = {"classes": [], "class_counts": [], "train_examples": 0}
+    return ServerContext(
+        run, {i: a_client_info(i, **nothing if i in empty else {}) for i in clients}
     )
-    return strategy
 
 
-def chosen(strategy: Any, server_round: int, available: list[int]) -> list[int]:
-    result: list[int] = strategy.select(server_round, available, {})
-    return result
+def chosen(context: ServerContext, server_round: int, available: list[int]) -> list[int]:
+    at = dataclasses.replace(context, server_round=server_round)
+    return Schedule().select(at, available, History())
 
 
 @pytest.mark.parametrize(
@@ -50,9 +49,9 @@ def chosen(strategy: Any, server_round: int, available: list[int]) -> list[int]:
 )
 def test_counts_are_exact(fraction: float, clients: int, count: int) -> None:
     everyone = list(range(clients))
-    strategy = a_strategy(everyone, sample_fraction=fraction)
+    context = known(everyone, sample_fraction=fraction)
     for number in range(1, 30):
-        picked = chosen(strategy, number, everyone)
+        picked = chosen(context, number, everyone)
         assert len(picked) == count
         assert picked == sorted(set(picked))
         assert set(picked) <= set(everyone)
@@ -60,12 +59,12 @@ def test_counts_are_exact(fraction: float, clients: int, count: int) -> None:
 
 def test_a_choice_is_a_function_of_seed_and_round() -> None:
     everyone = list(range(20))
-    first = a_strategy(everyone, sample_fraction=0.25)
+    first = known(everyone, sample_fraction=0.25)
     torch.manual_seed(9)
     rounds = [chosen(first, number, everyone) for number in range(1, 8)]
     assert all(type(i) is int for picked in rounds for i in picked)
     torch.manual_seed(1)
-    again = a_strategy(everyone[::-1], sample_fraction=0.25)
+    again = known(everyone[::-1], sample_fraction=0.25)
     # Asked in another order, as by a resumed run, and told of clients in another order.
     assert [chosen(again, n, everyone[::-1]) for n in (5, 2, 7)] == [
         rounds[4],
@@ -73,25 +72,25 @@ def test_a_choice_is_a_function_of_seed_and_round() -> None:
         rounds[6],
     ]
     assert len({tuple(picked) for picked in rounds}) > 1
-    other = a_strategy(everyone, sample_fraction=0.25, seed=1)
+    other = known(everyone, sample_fraction=0.25, seed=1)
     assert [chosen(other, number, everyone) for number in range(1, 8)] != rounds
 
 
 def test_ids_need_not_be_a_range() -> None:
     ids = [3, 17, 1000, 4_000_000]
-    picked = chosen(a_strategy(ids, sample_fraction=0.5), 1, ids)
+    picked = chosen(known(ids, sample_fraction=0.5), 1, ids)
     assert len(picked) == 2
     assert set(picked) <= set(ids)
 
 
 def test_who_is_away_is_passed_over_and_the_others_stay() -> None:
     everyone = list(range(10))
-    strategy = a_strategy(everyone, sample_fraction=0.4)
+    context = known(everyone, sample_fraction=0.4)
     for number in range(1, 20):
-        whole = chosen(strategy, number, everyone)
+        whole = chosen(context, number, everyone)
         for away in everyone:
             rest = [i for i in everyone if i != away]
-            picked = chosen(strategy, number, rest)
+            picked = chosen(context, number, rest)
             assert len(picked) == 4
             assert away not in picked
             assert set(whole) - {away} <= set(picked)
@@ -100,24 +99,24 @@ def test_who_is_away_is_passed_over_and_the_others_stay() -> None:
 
 
 def test_too_few_present_are_all_chosen() -> None:
-    strategy = a_strategy(list(range(10)), sample_fraction=0.5)
-    assert chosen(strategy, 1, [2, 7]) == [2, 7]
-    assert chosen(strategy, 1, []) == []
+    context = known(list(range(10)), sample_fraction=0.5)
+    assert chosen(context, 1, [2, 7]) == [2, 7]
+    assert chosen(context, 1, []) == []
 
 
 def test_clients_without_training_examples_are_never_chosen() -> None:
     everyone = list(range(6))
-    strategy = a_strategy(everyone, empty=(1, 4), sample_fraction=0.5)
+    context = known(everyone, empty=(1, 4), sample_fraction=0.5)
     for number in range(1, 30):
-        picked = chosen(strategy, number, everyone)
+        picked = chosen(context, number, everyone)
         assert len(picked) == 2  # of the four that can train
         assert not {1, 4} & set(picked)
-    assert chosen(a_strategy(everyone, empty=tuple(everyone)), 1, everyone) == []
+    assert chosen(known(everyone, empty=tuple(everyone)), 1, everyone) == []
 
 
 def test_everyone_has_the_same_chance() -> None:
     everyone = list(range(10))
-    strategy = a_strategy(everyone, sample_fraction=0.3)
-    counts = Counter(i for n in range(1, 501) for i in chosen(strategy, n, everyone))
+    context = known(everyone, sample_fraction=0.3)
+    counts = Counter(i for n in range(1, 501) for i in chosen(context, n, everyone))
     assert set(counts) == set(everyone)
     assert all(110 < count < 190 for count in counts.values())  # 150 expected, deviation 10

@@ -14,7 +14,7 @@ from server_app.rounds.in_process import InProcessGrid
 from strategies.base import method as registry
 from strategies.base.messages import CONTROL
 from strategies.base.method import get_method
-from strategies.base.server import ServerHalf
+from strategies.base.server import ServerContext, ServerHalf
 from tests.support import Outcome, run_federation
 
 CLIENTS, CHOSEN = 5, {"1", "3"}
@@ -26,12 +26,12 @@ def own_method(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     server: Any = get_method("fedre").server
 
     class Choosing(server):  # type: ignore[misc]
-        def evaluates_test(self, clients: Sequence[int]) -> set[int]:
+        def evaluates_test(self, context: ServerContext, clients: Sequence[int]) -> set[int]:
             asked.append(list(clients))
             return {1, 3}
 
     changed = dataclasses.replace(get_method("fedre"), server=Choosing)
-    monkeypatch.setitem(registry._REGISTRY, "fedre", changed)
+    monkeypatch.setitem(registry._built_in(), "fedre", changed)
     return asked
 
 
@@ -105,4 +105,4 @@ def test_who_has_nothing_to_measure_is_not_asked(
 
 
 def test_by_default_all_clients_measure_it() -> None:
-    assert ServerHalf.evaluates_test(None, [4, 2, 7]) == {2, 4, 7}  # type: ignore[arg-type]
+    assert ServerHalf.evaluates_test(None, None, [4, 2, 7]) == {2, 4, 7}  # type: ignore[arg-type]

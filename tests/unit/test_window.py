@@ -19,12 +19,14 @@ from server_app.records.round_result import RoundResult
 from server_app.rounds import exchange as round_module
 from server_app.rounds.exchange import Exchange, RunError
 from server_app.rounds.in_process import InProcessGrid
+from server_app.rounds.message_factory import MessageFactory
+from server_app.rounds.method_server import MethodServer
 from server_app.rounds.roster import Roster
 from server_app.rounds.send_order import SendOrder
 from server_app.rounds.transport import Sent, Transport, is_simulation, window_of
-from strategies.base.messages import INFO, ClientUpdate, MessageFactory
+from strategies.base.messages import INFO, ClientUpdate
 from strategies.base.run_config import parse_run_config
-from tests.unit.test_exchange import a_reply
+from tests.unit.test_exchange import a_control, a_reply
 from tests.unit.test_roster import a_client_info
 
 CLIENTS = 40
@@ -80,7 +82,7 @@ class CountingGrid:
         return [SimpleNamespace(metadata=metadata, has_error=lambda: False, content=content)]
 
 
-Aggregate = Callable[[int, Iterator[ClientUpdate]], dict[str, float]]
+Aggregate = Callable[[Iterator[ClientUpdate]], dict[str, float]]
 
 
 def a_round(
@@ -95,18 +97,19 @@ def a_round(
 ) -> RoundResult:
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
     run = parse_run_config({"method": "fedre", "round-timeout": timeout})
-    strategy = run.chosen_method.server(run)
-    strategy.admit(a_client_info(client) for client in range(CLIENTS))
-    strategy.messages = MessageFactory("run", {c: 100 + c for c in range(CLIENTS)}, ttl=10)
-    strategy.state = strategy.initial_state()
-    strategy.aggregate = aggregate(strategy.aggregate)  # type: ignore[method-assign]
+    server = MethodServer(run)
+    server.admit(a_client_info(client) for client in range(CLIENTS))
+    server.begin()
+    server.server_round = 2
+    messages = MessageFactory("run", {c: 100 + c for c in range(CLIENTS)}, ttl=10)
+    server.aggregate = aggregate(server.aggregate)  # type: ignore[method-assign]
     transport = Transport(cast(Grid, grid))
     before(transport)
-    roster = Roster(strategy, transport, strategy.messages)
+    roster = Roster(server, transport, messages)
     result = Exchange(
-        strategy, transport, roster, 2, list(train), list(evaluate), send_order=send_order
+        server, transport, roster, a_control(), list(train), list(evaluate), send_order=send_order
     ).run()
-    assert strategy.messages.last_scalars == 0  # the last downlink was let go of
+    assert messages.last_scalars == 0  # the last downlink was let go of
     return result
 
 
@@ -177,13 +180,13 @@ def test_what_waits_for_a_slow_client_is_bounded() -> None:
     waiting = []
 
     def watch(inner: Aggregate) -> Aggregate:
-        def aggregate(server_round: int, updates: Iterator[ClientUpdate]) -> dict[str, float]:
+        def aggregate(updates: Iterator[ClientUpdate]) -> dict[str, float]:
             def seen() -> Iterator[ClientUpdate]:
                 for number, update in enumerate(updates, 1):
                     waiting.append(sum(kind == "train" for kind, _ in grid.pulled) - number)
                     yield update
 
-            return inner(server_round, seen())
+            return inner(seen())
 
         return aggregate
 
@@ -202,10 +205,10 @@ def test_everything_is_sent_before_the_server_works_on_the_result() -> None:
     sent = []
 
     def at_the_end(inner: Aggregate) -> Aggregate:
-        def aggregate(server_round: int, updates: Iterator[ClientUpdate]) -> dict[str, float]:
+        def aggregate(updates: Iterator[ClientUpdate]) -> dict[str, float]:
             received = list(updates)
             sent.append(len(grid.sent))
-            return inner(server_round, iter(received))
+            return inner(iter(received))
 
         return aggregate
 
@@ -219,7 +222,7 @@ def test_a_method_that_stops_reading_early_is_refused() -> None:
     """Its later messages would carry a state in which earlier clients have trained already."""
 
     def first_only(inner: Aggregate) -> Aggregate:
-        return lambda server_round, updates: inner(server_round, iter([next(updates)]))
+        return lambda updates: inner(iter([next(updates)]))
 
     with pytest.raises(
         RunError, match=r"fedre aggregated before it had read all updates, so 3\d messages"
@@ -282,8 +285,8 @@ def test_nothing_keeps_an_update_that_was_aggregated(
     grid = CountingGrid()
     aggregated = []
 
-    def counted(inner: Aggregate) -> Aggregate:
-        def aggregate(server_round: int, updates: Iterator[ClientUpdate]) -> dict[str, float]:
+    def one_by_one(inner: Aggregate) -> Aggregate:
+        def aggregate(updates: Iterator[ClientUpdate]) -> dict[str, float]:
             for _ in range(10):
                 update = next(updates)
                 client = update.client_id
@@ -298,5 +301,5 @@ def test_nothing_keeps_an_update_that_was_aggregated(
 
         return aggregate
 
-    a_round(grid, range(10), range(10, 20), aggregate=counted)
+    a_round(grid, range(10), range(10, 20), aggregate=one_by_one)
     assert aggregated == list(range(10))

@@ -51,6 +51,8 @@ def _odd_ones(
     known: Iterable[ClientInfo], infos: Sequence[ClientInfo], name: str
 ) -> Iterator[tuple[ClientInfo, object]]:
     """Yield the new clients whose field differs from the most common value, and that value."""
+    if not infos:
+        return
     newer = {info.client_id for info in infos}
     earlier = [info for info in known if info.client_id not in newer] or infos
     usual = Counter(getattr(info, name) for info in earlier).most_common(1)[0][0]

@@ -1,0 +1,136 @@
+"""A run's server half at work: it gets its context here, and its state is kept here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from flwr.app import Message, RecordDict
+
+from server_app.rounds.message_factory import MessageFactory
+from server_app.rounds.unlike_clients import unlike_data, unlike_public_data, unlike_tokenisers
+from strategies.base.messages import ClientInfo, ClientUpdate, Control
+from strategies.base.method import Method
+from strategies.base.payload import PayloadError
+from strategies.base.replies import read_reply
+from strategies.base.run_config import RunConfig
+from strategies.base.server import RegistrationError, ServerContext, ServerHalf
+
+
+class MethodServer:
+    """Calls the running method's server half, which itself holds nothing.
+
+    Attributes
+    ----------
+    run : RunConfig
+        The run's configuration.
+    half : ServerHalf
+        The method's.
+    clients : dict of int to ClientInfo
+        The clients admitted so far, by id.
+    state : dataclass or None
+        Everything of the server that survives a round; None before `begin`.
+    server_round, exchange : int
+        What is going on now; the half is told in its context.
+    """
+
+    def __init__(self, run: RunConfig) -> None:
+        self.run = run
+        self.half: ServerHalf[Any, Any] = run.chosen_method.server()
+        self.clients: dict[int, ClientInfo] = {}
+        self.state: Any = None
+        self.server_round = 0
+        self.exchange = 1
+        self.remarks = self.half.check_run(run)
+
+    @property
+    def method(self) -> Method:
+        """The running method."""
+        return self.run.chosen_method
+
+    @property
+    def context(self) -> ServerContext:
+        """What the half is given now."""
+        return ServerContext(self.run, self.clients, self.server_round, self.exchange)
+
+    def begin(self) -> None:
+        """Make the state of before round 1; the first clients are known by then."""
+        self.state = self.half.initial_state(self.context)
+
+    def admit(self, infos: Iterable[ClientInfo]) -> None:
+        """Add clients after checking them; raises `RegistrationError` with every problem found."""
+        infos = list(infos)
+        together = self.clients | {info.client_id: info for info in infos}
+        context = ServerContext(self.run, together, self.server_round, self.exchange)
+        problems = self._contradictions(infos) or [
+            problem
+            for info in infos
+            if (problem := self.half.check(context, self.state, info)) is not None
+        ]
+        if problems:
+            raise RegistrationError("; ".join(list(dict.fromkeys(problems))[:5]))
+        self.clients = together
+
+    def _contradictions(self, infos: list[ClientInfo]) -> list[str]:
+        """Return where new clients contradict the other clients."""
+        known = list(self.clients.values())
+        problems = [] if self.method.any_task else unlike_data(known, infos)
+        if self.method.shares_reader and not problems:
+            problems = unlike_tokenisers(known, infos)
+        return problems + (unlike_public_data(known, infos) if self.method.public_data else [])
+
+    def messages(
+        self,
+        factory: MessageFactory,
+        kind: str,
+        clients: Sequence[int],
+        tests: Iterable[int],
+        control: Control,
+    ) -> Iterator[Message]:
+        """Yield the `train` or `evaluate` message of every client, lazily, one at a time.
+
+        Those in `tests` measure the test split if they evaluate. A common downlink is made once.
+        """
+        tests = set(tests)
+        context = self.context
+        common = self.half.downlink(context, self.state, None) if clients else None
+        for client_id in clients:
+            downlink = common
+            if downlink is None:
+                downlink = self.half.downlink(context, self.state, self.clients[client_id])
+            told = dataclasses.replace(control, test=client_id in tests)
+            yield factory.build(kind, client_id, told, downlink)
+
+    def read(
+        self, client_id: int, content: RecordDict, asked_phase: str | None = None
+    ) -> ClientUpdate:
+        """Check one client's reply of this round; raises `PayloadError` naming the key.
+
+        With `asked_phase`, measured values of another phase are refused, training's excepted.
+        """
+        info, context = self.clients[client_id], self.context
+        templates = self.half.templates(context, self.state, info)
+        update = read_reply(
+            self.method, content, client_id, self.server_round, context.dims, templates
+        )
+        # Means are weighted by examples, so a client must not have more than it said it had.
+        most = max(info.train_examples, info.validation_examples, info.test_examples)
+        claims = [("num-examples", update.num_examples, info.train_examples)]
+        claims += [(f"{row.phase}/{row.metric}", row.examples, most) for row in update.rows]
+        for key, claimed, limit in claims:
+            if claimed > limit:
+                raise PayloadError(
+                    f"{key}: rests on {claimed} examples, at the registration there were {limit}; "
+                    "data must not change during a run"
+                )
+        for row in update.rows:
+            if row.phase not in ("train", asked_phase or row.phase):
+                raise PayloadError(f"{row.phase}/{row.metric}: phase was not asked for")
+        if update.uplink is not None:
+            self.half.check_uplink(context, self.state, update)
+        return update
+
+    def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+        """Let the half work the updates into the state; return its metrics."""
+        return self.half.aggregate(self.context, self.state, updates)
