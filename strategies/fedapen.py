@@ -45,6 +45,7 @@ from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.method import Training, register
 from strategies.base.options import option
 from strategies.base.payload import Template
+from strategies.base.run_config import RunConfig
 from strategies.common.small_model import (
     SmallModelPayload,
     SmallModelServer,
@@ -100,6 +101,17 @@ class ClientState:
     model: SplitModel
     shared: SplitModel
     weight: float = 0.5
+
+
+def refuses(run: RunConfig) -> str | None:
+    """Refuse a second schedule beside the method's own."""
+    own: float = run.method_config.lr_decay
+    if run.lr_schedule == "constant" or own == 1:
+        return None
+    return (
+        f"lr-schedule = {run.lr_schedule!r}: fedapen lowers the learning rate itself, by "
+        f"fedapen.lr-decay = {own:g} in every round; expected constant, or fedapen.lr-decay = 1"
+    )
 
 
 def ensemble(private: Tensor, shared: Tensor, weight: float) -> Tensor:
@@ -261,4 +273,5 @@ METHOD = register(
     training=Training(optimizer="sgd", lr=0.01),
     common_feature_dim=False,
     shares_reader=True,
+    refuses=refuses,
 )

@@ -83,6 +83,17 @@ def effort_of(steps: int, momentum: float) -> float:
     return total
 
 
+def refuses(run: RunConfig) -> str | None:
+    """Refuse momentum of earlier rounds: a_k counts the gradients of one round."""
+    training = run.training
+    if not run.keep_optimizer or training.optimizer != "sgd" or not training.momentum:
+        return None
+    return (
+        f"keep-optimizer = True: expected false with fednova and momentum = {training.momentum:g}, "
+        "because its normalisation a_k counts on a momentum that starts at 0 in every round"
+    )
+
+
 class Client(LayerwiseClient[ClientState, Downlink, Uplink]):
     """Client half: cross entropy from the received weights, counting steps."""
 
@@ -163,4 +174,5 @@ METHOD = register(
     common_feature_dim=False,
     evaluated_model="global",
     shares_reader=True,
+    refuses=refuses,
 )

@@ -7,6 +7,7 @@ import difflib
 import importlib
 import pkgutil
 import sys
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,9 @@ class Method:
     shares_reader : bool
         Whether weights that read examples are exchanged, so that sentences have to become the
         same tokens on all clients; checked at the registration.
+    refuses : callable, optional
+        Returns what in a `RunConfig` cannot be meant with the method and what to set instead, or
+        None; asked before anything starts.
     reads : tuple of str
         What the clients' examples may be where all learn from one data set: "image", "text".
     public_data : bool
@@ -83,6 +87,7 @@ class Method:
     any_task: bool = False
     public_data: bool = False
     shares_reader: bool = False
+    refuses: Callable[[Any], str | None] | None = None
     reads: tuple[str, ...] = ("image", "text")
 
 

@@ -375,7 +375,11 @@ def parse_run_config(values: Mapping[str, object]) -> RunConfig:
         m.name: parse_options(m.config, values, m.name + ".") for m in methods
     }
     config = _with_method_options(configs[run.chosen_method.name], run)
-    return dataclasses.replace(run, method_config=config)
+    run = dataclasses.replace(run, method_config=config)
+    refuses = run.chosen_method.refuses
+    if refuses is not None and (problem := refuses(run)) is not None:
+        raise ConfigError(problem)
+    return run
 
 
 def _with_method_options(config: Any, run: RunConfig) -> Any:

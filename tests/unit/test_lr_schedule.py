@@ -45,6 +45,14 @@ def test_share_of_every_round(config: dict[str, Any], expected: list[float]) -> 
         ({"warmup-rounds": 10}, "warmup-rounds = 10: expected less than num-rounds = 10"),
         ({"lr-decay": 0.5}, "lr-decay = 0.5: expected \"auto\" with lr-schedule = 'constant'"),
         ({"lr-decay": 0.5, "lr-schedule": "cosine"}, "set lr-schedule to step or exponential"),
+        (
+            {"method": "fedapen", "lr-schedule": "cosine"},
+            "by fedapen.lr-decay = 0.99 in every round; expected constant, or",
+        ),
+        (
+            {"method": "fednova", "keep-optimizer": True, "momentum": 0.9},
+            "keep-optimizer = True: expected false with fednova and momentum = 0.9",
+        ),
         ({"lr-schedule": "linear"}, "one of constant, cosine, step, exponential"),
     ],
 )
@@ -54,6 +62,16 @@ def test_what_does_not_fit_together_is_refused_by_name(
     with pytest.raises(ConfigError) as error:
         parse_run_config(config)
     assert message in str(error.value)
+
+
+def test_what_can_be_meant_is_not_refused() -> None:
+    for config in (
+        {"method": "fedapen", "lr-schedule": "cosine", "fedapen.lr-decay": 1},
+        {"method": "fedapen", "warmup-rounds": 2},
+        {"method": "fednova", "keep-optimizer": True, "momentum": 0.9, "optimizer": "adam"},
+        {"method": "fednova", "keep-optimizer": True},
+    ):
+        assert parse_run_config(config).method == config["method"]
 
 
 def test_the_rate_is_recorded_where_it_varies(tmp_path: Path) -> None:
