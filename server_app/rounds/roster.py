@@ -8,6 +8,7 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
+from server_app.rounds.key_names import KeyNames
 from server_app.rounds.message_factory import MessageFactory
 from server_app.rounds.method_server import MethodServer
 from server_app.rounds.transport import Answer, Sent, Transport, is_simulation
@@ -47,6 +48,7 @@ class Roster:
         self.transport = transport
         self.messages = messages
         self.problems: list[tuple[int | None, str]] = []
+        self._key_names = KeyNames(transport.grid)
         self._asked: dict[int, float] = {}
         self._failed: set[int] = set()
         self._reported: set[tuple[int, str]] = set()
@@ -106,7 +108,7 @@ class Roster:
 
     def take(self, answer: Answer) -> None:
         """Admit a late joiner, who takes part from the next round, or note why not."""
-        info, error = _read_client_info(answer)
+        info, error = self._read(answer)
         node = answer.sent.node_id
         if info is None:
             self._complain(node, None, error[1] if error else "no info")
@@ -192,13 +194,22 @@ class Roster:
             answer = self.transport.receive(min(patience, limit), "query")
             if answer is None:
                 break  # whoever answers later joins later
-            info, error = _read_client_info(answer)
+            info, error = self._read(answer)
             if info is not None:
                 infos.append((answer.sent.node_id, info))
             if error is not None:
                 errors.append(error)
                 self._failed.add(answer.sent.node_id)
         return sorted(infos, key=lambda pair: pair[1].client_id), errors
+
+    def _read(self, answer: Answer) -> tuple[ClientInfo | None, tuple[str, str] | None]:
+        """Return the client information of a node whose key is that client's, or what is wrong."""
+        info, error = _read_client_info(answer)
+        if info is not None:
+            refusal = self._key_names.refusal(answer.sent.node_id, info.client_id)
+            if refusal is not None:
+                return None, ("failure", refusal)
+        return info, error
 
     def _admit(self, infos: list[tuple[int, ClientInfo]]) -> None:
         online = set(self.grid.get_node_ids())

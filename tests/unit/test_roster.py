@@ -38,11 +38,15 @@ class FakeGrid:
     def __init__(self, answers: dict[int, Any]) -> None:
         self.answers = answers
         self.nodes = list(answers)
+        self.names: dict[int, str] = {}
         self.asked: list[int] = []
         self._replies: list[Any] = []
 
     def get_node_ids(self) -> list[int]:
         return list(self.nodes)
+
+    def get_nodes(self) -> list[Any]:
+        return [SimpleNamespace(node_id=n, name=self.names.get(n, "")) for n in self.get_node_ids()]
 
     def push_messages(self, messages: Iterable[Any]) -> list[str]:
         ids = []
@@ -304,3 +308,65 @@ def test_an_error_answer_at_the_wrong_time_is_noted() -> None:
     roster, _ = a_roster({35: a_client_info(0), 36: a_client_info(1)})
     roster.take(Answer(Sent("query", 99, None), None, "ValueError: late"))
     assert roster.problems == [(None, "node 99: ValueError: late")]
+
+
+def test_the_name_of_a_key_decides_who_a_client_is() -> None:
+    """A device with the key of client 1 that says it is client 0 would get what is client 0's."""
+    roster, grid = a_roster(
+        {35: a_client_info(0), 58: a_client_info(0), 71: a_client_info(2)}, min_clients=2
+    )
+    grid.names = {35: "client-0", 58: "client-1", 71: "client-2"}
+    roster.assemble()
+    assert roster.messages.nodes == {0: 35, 2: 71}
+    ((client, reason),) = roster.problems
+    assert client is None
+    assert reason.startswith("client 1: says that it is client 0, but has the key that was regist")
+    assert "client-id=1" in reason
+
+
+def test_a_client_with_the_key_of_another_stops_a_run_that_wants_everyone() -> None:
+    roster, grid = a_roster(
+        {35: a_client_info(0), 58: a_client_info(2)}, min_clients=1, on_client_error="stop"
+    )
+    grid.names = {35: "client-0", 58: "client-1"}
+    with pytest.raises(RegistrationError, match=r"^client 1: says that it is client 2, but has"):
+        roster.assemble()
+
+
+def test_a_late_joiner_is_held_to_its_key_too() -> None:
+    roster, grid = a_roster({35: a_client_info(0)}, min_clients=1)
+    grid.names = {35: "client-0", 58: "client-1", 71: "by hand"}
+    roster.assemble()
+    grid.nodes += [58, 71]
+    grid.answers |= {58: a_client_info(7), 71: a_client_info(1)}
+    join(roster)
+    assert list(roster.strategy.clients) == [0]
+    reasons = sorted(reason for _, reason in roster.problems)
+    assert reasons[0].startswith("client 1: says that it is client 7, but has the key")
+    assert reasons[1].startswith("node 71: says that it is client 1, but its key was registered as")
+    assert "'by hand'; register it under the name client-1" in reasons[1]
+
+
+def test_names_that_are_no_clients_bind_nobody() -> None:
+    """As in fleets that somebody else set up, and in simulations, where there are none."""
+    roster, grid = a_roster({35: a_client_info(0), 58: a_client_info(1)})
+    grid.names = {35: "site-a", 58: "client-01"}
+    roster.assemble()
+    assert roster.messages.nodes == {0: 35, 1: 58}
+
+
+def test_a_client_that_goes_before_its_key_is_known_is_asked_again() -> None:
+    roster, grid = a_roster({35: a_client_info(0)}, min_clients=1)
+    roster.assemble()
+    grid.nodes.append(58)
+    grid.answers[58] = a_client_info(1)
+    roster.invite()
+    grid.nodes.remove(58)
+    for answer in roster.transport.arrived():
+        roster.take(answer)
+    assert [reason for _, reason in roster.problems] == [
+        "node 58: went away before it was known whose key it has"
+    ]
+    grid.nodes.append(58)
+    join(roster)
+    assert list(roster.strategy.clients) == [0, 1]
