@@ -15,6 +15,7 @@ import torch
 from flwr.app import Context, Message, RecordDict
 
 from client_app.evaluation import evaluate_client
+from client_app.model_trial import try_own_model
 from client_app.node import client_context, client_id_of, state_root
 from client_app.state_store import StateStore, state_directory
 from data import DataError
@@ -68,9 +69,10 @@ def answer_query(message: Message, context: Context, method: Method) -> Message:
 
 
 def describe_client(context: ClientContext, method: Method) -> ClientInfo:
-    """Describe a client; the model is built without weights and run once on blank images."""
+    """Describe a client; its model is built without weights, and one of its own is tried."""
     with torch.device("meta"):
         model = method.client().build(context).model
+    try_own_model(context, method, model)
     data = context.data
     counts = data.train.class_counts()
     shape = context.shape

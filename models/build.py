@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from models.base import (
     InputShape,
@@ -140,7 +141,39 @@ def build_backbone(
             f"model {info.name!r}: backbone {type(backbone).__name__} has raw_dim={raw_dim!r}; set "
             "self.raw_dim to the width of the feature vector it returns"
         )
+    if _unfinished(backbone):
+        _finish(info, backbone, shape)
     return backbone, raw_dim
+
+
+def _unfinished(backbone: nn.Module) -> list[str]:
+    """Return the names of weights whose shapes lazy layers learn in their first forward pass."""
+    named = *backbone.named_parameters(), *backbone.named_buffers()
+    return [name for name, item in named if is_lazy(item)]
+
+
+def _finish(info: ModelInfo, backbone: nn.Module, shape: InputShape | TextShape) -> None:
+    """Give lazy layers their shapes by two blank examples, so that there are weights to fill.
+
+    Raises
+    ------
+    ModelError
+        The examples do not fit the model, or do not pass every lazy layer.
+    """
+    device = next(backbone.parameters()).device
+    backbone.eval()
+    try:
+        with torch.no_grad():
+            backbone(_blank(shape, device))
+    except Exception as cause:  # a user's forward may raise anything
+        raise ModelError(f"model {info.name!r} does not run on {shape}: {cause}") from cause
+    finally:
+        backbone.train()
+    if left := _unfinished(backbone):
+        raise ModelError(
+            f"model {info.name!r}: forward does not pass the lazy layers of {', '.join(left[:3])}; "
+            "give these layers their sizes, or leave them out"
+        )
 
 
 def try_backbone(

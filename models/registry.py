@@ -58,6 +58,12 @@ class ModelInfo:
     pretrained: bool = False
     place: str = ""
 
+    @property
+    def comes_with_wildflower(self) -> bool:
+        """Whether its factory is defined in this package, so that tests have proven it."""
+        factory = getattr(self.factory, "func", self.factory)  # that of a partial
+        return str(getattr(factory, "__module__", "")).partition(".")[0] == "models"
+
 
 _REGISTRY: dict[str, ModelInfo] = {}
 

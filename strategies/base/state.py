@@ -79,7 +79,7 @@ def save_state(
     """
     tensors, fields = _flatten(state)
     tensors |= {_BESIDE + key: item for key, item in (beside or {}).items()}
-    stored = _without_aliases({key: item.cpu().contiguous() for key, item in tensors.items()})
+    stored = separate_entries(tensors)
     header = {"about": json.dumps(dict(about)), "fields": json.dumps(fields)}
     with replacing(path, durable=durable) as partial:
         save_file(stored, partial, metadata=header)
@@ -208,6 +208,11 @@ def _flatten(state: Any) -> tuple[dict[str, Tensor], dict[str, list[Any]]]:
                 "modules, tensors, mappings of tensors, scalars or lists of scalars"
             )
         for key, item in entries.items():
+            if not isinstance(item, Tensor):  # of a module's get_extra_state
+                raise StateError(
+                    f"{type(state).__name__}.{name}: entry {key} is a {type(item).__name__} and "
+                    "cannot be kept; use buffers instead of get_extra_state"
+                )
             tensors[f"{name}/{key}"] = item.detach()
     return tensors, fields
 
@@ -216,11 +221,12 @@ def _is_scalar_list(value: object) -> bool:
     return isinstance(value, list) and all(v is None or isinstance(v, SCALARS) for v in value)
 
 
-def _without_aliases(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copy tensors that share memory with an earlier one: safetensors refuses shared storage."""
+def separate_entries(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors as safetensors takes them: on the CPU, contiguous, none sharing memory."""
     seen: set[int] = set()
     result = {}
-    for key, tensor in tensors.items():
+    for key, item in tensors.items():
+        tensor = item.cpu().contiguous()
         address = tensor.untyped_storage().data_ptr()
         result[key] = tensor.clone() if address in seen else tensor
         seen.add(address)

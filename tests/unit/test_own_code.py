@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from deploy.run import with_code_dir
-from models import InputShape, ModelError, build_model, model_info
+from models import InputShape, ModelError, build_model, model_info, registry
 from models.own_code import OwnCodeError, load_own, searching
 from models.package_names import NAMES
 from strategies.base.options import ConfigError
@@ -23,15 +23,17 @@ SHAPE = InputShape(3, 16, 4)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A user's folder; what its modules leave in this process is taken away again."""
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
     path, modules = list(sys.path), set(sys.modules)
     place = tmp_path / "häuser und gärten"
     place.mkdir()
     yield place
     sys.path[:] = path
     for name in set(sys.modules) - modules:
-        del sys.modules[name]
+        if str(getattr(sys.modules[name], "__file__", "") or place).startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
 def test_a_factory_is_found_by_file_in_the_folder(folder: Path) -> None:
