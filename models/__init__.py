@@ -49,7 +49,16 @@ covers it with no new test code. ``adapter=False`` keeps the raw width: no mappi
 method that needs another width refuses the client at the registration.
 """
 
-from models import cnn, hf, resnet, segmentation, text, vision, vit  # noqa: F401  (they register)
+from models import (  # noqa: F401  (they register)
+    cnn,
+    hf,
+    resnet,
+    segmentation,
+    text,
+    timm_models,
+    vision,
+    vit,
+)
 from models.base import (
     Backbone,
     InputShape,

@@ -115,22 +115,30 @@ def private_stream(seed: int) -> Iterator[None]:
 
 
 def build_backbone(
-    info: ModelInfo, shape: InputShape | TextShape, lora_rank: int
+    info: ModelInfo, shape: InputShape | TextShape, lora_rank: int, *, maps: bool = False
 ) -> tuple[nn.Module, int]:
     """Call the factory and return the backbone and its ``raw_dim``.
 
-    `lora_rank` is passed to models that take adapters; 0 trains all weights.
+    `lora_rank` is passed to models that take adapters; 0 trains all weights. `maps` asks those
+    that have another network for feature maps for it.
 
     Raises
     ------
     ModelError
         The factory failed, or its backbone lacks the contract.
     """
-    extra = {"place": info.place, "lora_rank": lora_rank} if info.pretrained else {}
+    extra: dict[str, Any] = {"place": info.place, "lora_rank": lora_rank} if info.pretrained else {}
+    if maps and info.segments:
+        extra["maps"] = True
     try:
         backbone = info.factory(shape, **extra)
     except Exception as cause:  # a user's factory may raise anything
-        raise ModelError(f"model {info.name!r} cannot be built for {shape}: {cause}") from cause
+        # A model's own errors say what to do; a library's do not.
+        knows = isinstance(cause, ModelError) or info.advice is None
+        advice = "" if knows else f"; {_advice(info, shape)}"
+        raise ModelError(
+            f"model {info.name!r} cannot be built for {shape}: {cause}{advice}"
+        ) from cause
     if not isinstance(backbone, nn.Module):
         raise ModelError(
             f"model {info.name!r}: its factory returned {type(backbone).__name__}, not an nn.Module"
@@ -206,13 +214,8 @@ def try_backbone(
             raw = backbone(inputs)
             features = backbone.maps(inputs) if maps else None
     except Exception as cause:  # a user's forward may raise anything
-        remedy = (
-            "take the shape from models.text_shape_of"
-            if isinstance(shape, TextShape)
-            else "choose a model for this image size and these channels, or resize the images"
-        )
         raise ModelError(
-            f"model {info.name!r} does not run on {shape}: {cause}; {remedy}"
+            f"model {info.name!r} does not run on {shape}: {cause}; {_advice(info, shape)}"
         ) from cause
     finally:
         model.train()
@@ -221,6 +224,15 @@ def try_backbone(
         wanted = (2, raw_dim, *_shape_of(features)[2:4])
         _check(info.name, features, wanted, shape, "maps must be (N, raw_dim, h, w)")
     _TRIED.add(trial)
+
+
+def _advice(info: ModelInfo, shape: InputShape | TextShape) -> str:
+    """Say what to do about a shape that a model cannot take."""
+    if info.advice is not None:
+        return info.advice(shape)
+    if isinstance(shape, TextShape):
+        return "take the shape from models.text_shape_of"
+    return "choose a model for this image size and these channels, or resize the images"
 
 
 def _blank(shape: InputShape | TextShape, device: torch.device) -> Tensor:

@@ -15,20 +15,30 @@ weights again, only its small files.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from models.adapters import add_adapters
 from models.base import Backbone, InputShape, ModelError, TextShape
-from models.pretrained import Pixels, library, load_network, pixels_of, settings_of
+from models.image_network import (
+    ImageNetwork,
+    Pixels,
+    StageNetwork,
+    accepted_channels,
+    keep_buffers,
+)
+from models.libraries import library
+from models.pretrained import load_network, pixels_of, settings_of
 from models.registry import register_model
 from models.text import mean_of_tokens, unattended
 
 _ATTENTION = ("query", "value", "q_proj", "v_proj", "q_lin", "v_lin")
 """What the families call their queries and values, in older and newer releases."""
+
+_HF: dict[str, Any] = {"pretrained": True, "extra": "hf", "needs": ("transformers", "peft")}
 
 _NO_DROPOUT: dict[str, dict[str, float]] = {
     "vit": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
@@ -42,39 +52,6 @@ _NO_DROPOUT: dict[str, dict[str, float]] = {
 }
 
 
-class ImageNetwork(Backbone):
-    """A network of transformers for images, with their preparation in front.
-
-    Images have pixels in [-1, 1]. Where the network was pretrained they are given three channels,
-    enlarged or reduced to its own size, and normalised as its image processor would.
-    """
-
-    mean: Tensor | None
-    deviation: Tensor | None
-
-    def __init__(
-        self, net: nn.Module, raw_dim: int, channels: int, size: int | None, pixels: Pixels
-    ) -> None:
-        super().__init__(raw_dim)
-        self.net = net
-        self.channels, self.size = channels, size
-        for name, values in (("mean", pixels.mean), ("deviation", pixels.deviation)):
-            constant = None if values is None else torch.tensor(values).view(-1, 1, 1)
-            self.register_buffer(name, constant)
-
-    def prepare(self, x: Tensor) -> Tensor:
-        """Images ``(N, channels, S, S)`` to what the network was trained on."""
-        if x.shape[1] == 1 and self.channels > 1:
-            x = x.expand(-1, self.channels, -1, -1)
-        if self.size is not None and x.shape[-1] != self.size:
-            shrinks = x.shape[-1] > self.size
-            size = (self.size, self.size)
-            x = F.interpolate(x, size, mode="bilinear", align_corners=False, antialias=shrinks)
-        if self.mean is not None and self.deviation is not None:
-            x = ((x + 1) / 2 - self.mean) / self.deviation
-        return x
-
-
 class ViT(ImageNetwork):
     """ViTModel; the raw feature is the class token's, after the last norm."""
 
@@ -84,31 +61,15 @@ class ViT(ImageNetwork):
         return hidden[:, 0]
 
 
-class SegFormer(ImageNetwork):
-    """SegformerModel and a decoder after its all-linear one, which is never pretrained.
+class SegFormer(StageNetwork):
+    """SegformerModel and a decoder after its all-linear one; the finest stage is a quarter."""
 
-    Every stage is brought to ``raw_dim`` channels by a linear map and enlarged to the first stage's
-    size, a quarter of the image's; their sum is normalised in groups instead of batches, and
-    rectified. The original concatenates and maps once more, which is a sum of linear maps as well.
-    """
-
-    def __init__(self, net: nn.Module, raw_dim: int, widths: list[int], *rest: Any) -> None:
-        super().__init__(net, raw_dim, *rest)
-        self.decode = nn.ModuleList(nn.Conv2d(width, raw_dim, 1) for width in widths)
-        self.norm = nn.GroupNorm(math.gcd(8, raw_dim), raw_dim)
-
-    def maps(self, x: Tensor) -> Tensor:
-        """Images ``(N, channels, S, S)`` to feature maps ``(N, raw_dim, S/4, S/4)``."""
-        stages = self.net(self.prepare(x), output_hidden_states=True).hidden_states
-        size = stages[0].shape[2:]
-        total: Tensor = self.decode[0](stages[0])
-        for decode, stage in zip(list(self.decode)[1:], stages[1:], strict=True):
-            total = total + F.interpolate(decode(stage), size, mode="bilinear", align_corners=False)
-        return F.relu(self.norm(total))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Images ``(N, channels, S, S)`` to raw features ``(N, raw_dim)``, the mean of `maps`."""
-        return self.maps(x).mean((2, 3))
+    def stages(self, x: Tensor) -> Sequence[Tensor]:
+        """Images ``(N, channels, S, S)`` to its four stages' feature maps."""
+        stages: Sequence[Tensor] = self.net(
+            self.prepare(x), output_hidden_states=True
+        ).hidden_states
+        return stages
 
 
 class TextNetwork(Backbone):
@@ -136,35 +97,14 @@ def _configure(family: str, config: str, place: str, tiny: dict[str, Any]) -> An
     return kind.from_dict({**values, **_NO_DROPOUT[family]}, attn_implementation="eager")
 
 
-def _finish(net: nn.Module, lora_rank: int) -> nn.Module:
-    """Add adapters, and make the buffers part of the state."""
-    for module in net.modules():
-        for name, buffer in list(module.named_buffers(recurse=False)):
-            module.register_buffer(name, buffer.clone(), persistent=True)
-    if lora_rank:
-        peft = library("peft")
-        adapters = peft.LoraConfig(
-            r=lora_rank, lora_alpha=lora_rank, lora_dropout=0.0, target_modules=list(_ATTENTION)
-        )
-        peft.inject_adapter_in_model(adapters, net)  # freezes all else
-    return net
-
-
 def _network(place: str, name: str, config: Any, lora_rank: int, **extra: Any) -> nn.Module:
     network = getattr(library("transformers"), name)
-    return _finish(load_network(place, network, config, **extra), lora_rank)
+    net = load_network(place, network, config, **extra)
+    keep_buffers(net)
+    return add_adapters(net, lora_rank, list(_ATTENTION))
 
 
-def _channels(config: Any, shape: InputShape, place: str) -> int:
-    channels = int(config.num_channels)
-    if shape.channels not in (1, channels):
-        raise ModelError(
-            f"{place!r} reads images of {channels} channels; give it those, or grey ones"
-        )
-    return channels
-
-
-@register_model("hf-vit", description="ViT of transformers, extra hf", pretrained=True)
+@register_model("hf-vit", description="ViT of transformers, extra hf", **_HF)
 def vit(shape: InputShape, *, place: str = "", lora_rank: int = 0) -> Backbone:
     """Build ViT; images are brought to the size it was pretrained on."""
     tiny = {
@@ -180,11 +120,15 @@ def vit(shape: InputShape, *, place: str = "", lora_rank: int = 0) -> Backbone:
     net = _network(place, "ViTModel", config, lora_rank, add_pooling_layer=False)
     pixels = pixels_of(place) if place else Pixels()
     return ViT(
-        net, config.hidden_size, _channels(config, shape, place), int(config.image_size), pixels
+        net,
+        config.hidden_size,
+        accepted_channels(int(config.num_channels), shape, place),
+        int(config.image_size),
+        pixels,
     )
 
 
-@register_model("hf-segformer", description="SegFormer of transformers, extra hf", pretrained=True)
+@register_model("hf-segformer", description="SegFormer of transformers, extra hf", **_HF)
 def segformer(shape: InputShape, *, place: str = "", lora_rank: int = 0) -> Backbone:
     """Build SegFormer; images are brought to the size that its image processor names, if any."""
     tiny = {
@@ -198,7 +142,7 @@ def segformer(shape: InputShape, *, place: str = "", lora_rank: int = 0) -> Back
     config = _configure("segformer", "SegformerConfig", place, tiny)
     net = _network(place, "SegformerModel", config, lora_rank)
     pixels = pixels_of(place) if place else Pixels()
-    channels = _channels(config, shape, place)
+    channels = accepted_channels(int(config.num_channels), shape, place)
     return SegFormer(
         net, config.decoder_hidden_size, config.hidden_sizes, channels, pixels.size, pixels
     )
@@ -222,26 +166,20 @@ def _text(family: str, prefix: str, tiny: dict[str, Any], **extra: Any) -> Calla
     return factory
 
 
-register_model(
-    "hf-bert", description="BERT of transformers, extra hf", modality="text", pretrained=True
-)(
-    _text(
-        "bert",
-        "Bert",
-        {
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "intermediate_size": 64,
-        },
-        add_pooling_layer=False,
-    )
+_BERT = _text(
+    "bert",
+    "Bert",
+    {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64},
+    add_pooling_layer=False,
+)
+register_model("hf-bert", description="BERT of transformers, extra hf", modality="text", **_HF)(
+    _BERT
 )
 register_model(
     "hf-distilbert",
     description="DistilBERT of transformers, extra hf",
     modality="text",
-    pretrained=True,
+    **_HF,
 )(
     _text(
         "distilbert",

@@ -8,7 +8,6 @@ and what is in the cache is not asked for again.
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 from collections.abc import Sequence
@@ -23,10 +22,15 @@ from numpy.typing import NDArray
 from torch import nn
 
 from models.base import ModelError
+from models.image_network import Pixels
+from models.libraries import library, package_folder
 from models.registry import ModelInfo
 
 LONGEST_TEXT = 64
 """Tokens kept of a text for a pretrained model, or fewer where it has fewer positions."""
+
+PACKAGE = "package:"
+"""What the place of weights in an installed package starts with."""
 
 _FILES = (
     *("config.json", "preprocessor_config.json", "tokenizer*.json", "special_tokens_map.json"),
@@ -35,49 +39,19 @@ _FILES = (
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
-@dataclass(frozen=True)
-class Pixels:
-    """How a pretrained model wants its images.
-
-    Attributes
-    ----------
-    mean, deviation : tuple of float, or None
-        Of the channels, of pixels in [0, 1]; None: images stay as Wildflower has them, in [-1, 1].
-    size : int, or None
-        Height and width that its image processor names.
-    """
-
-    mean: tuple[float, ...] | None = None
-    deviation: tuple[float, ...] | None = None
-    size: int | None = None
-
-
-def library(name: str) -> Any:
-    """Import transformers or peft.
-
-    Raises
-    ------
-    ModelError
-        It is not installed.
-    """
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as cause:
-        raise ModelError(
-            f"the library {cause.name} is missing where the model is built; install the extra "
-            "there: pip install 'wildflower[hf]'"
-        ) from cause
-
-
 def folder_of(place: str) -> Path:
     """Return the local folder of a place, after a download if it is a name on the hub.
+
+    ``package:NAME/FOLDER`` is a folder in an installed package of the extra ``pretrained``.
 
     Raises
     ------
     ModelError
         There is neither such a folder nor such a model, or it has no ``config.json``.
     """
-    folder = Path(place).expanduser()
+    package, _, inside = place.removeprefix(PACKAGE).partition("/")
+    carried = place.startswith(PACKAGE)
+    folder = package_folder(package, "pretrained") / inside if carried else Path(place).expanduser()
     if not folder.is_dir():
         folder = _from_hub(place)
     if not (folder / "config.json").is_file():

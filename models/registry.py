@@ -11,16 +11,17 @@ from typing import Any, TypeVar
 from torch import nn
 
 from models.base import ModelError
+from models.libraries import is_installed
 from models.own_code import OwnCodeError, import_own
 
 BackboneFactory = Callable[..., nn.Module]
 """Makes a backbone for a data set from its `InputShape` (for text: `TextShape`); the module must
 have an integer ``raw_dim``. One registered with ``pretrained=True`` also takes the keywords
-``place`` and ``lora_rank``."""
+``place`` and ``lora_rank``, one with ``segments=True`` the keyword ``maps``."""
 
 _Factory = TypeVar("_Factory", bound=BackboneFactory)
 
-HOW_TO_LIST = "list all models with `python -m models`"
+HOW_TO_LIST = "list all models with `wildflower models`, or `python -m models`"
 
 MODALITIES = ("image", "text")
 """What a model can read."""
@@ -45,9 +46,19 @@ class ModelInfo:
         What the backbone reads.
     pretrained : bool
         Whether ``name@place`` loads pretrained weights from a place, and low-rank adapters can be
-        added; needs the extra ``hf``.
+        added.
     place : str
-        A local folder or a name on the hub; empty for random initial weights.
+        Where weights come from, as the factory reads it; empty for its default.
+    places : tuple of str
+        The forms that a place can have, for errors.
+    segments : bool
+        Whether the factory takes ``maps=True`` for another network that gives feature maps.
+    extra : str
+        What has to be installed, ``wildflower[extra]``; empty: nothing.
+    needs : tuple of str
+        The packages of the extra that this model imports.
+    advice : callable, optional
+        From a shape that the model cannot be built for, or run on, to what to do about it.
     """
 
     name: str
@@ -57,6 +68,16 @@ class ModelInfo:
     modality: str = "image"
     pretrained: bool = False
     place: str = ""
+    places: tuple[str, ...] = ("FOLDER", "HUB-NAME")
+    segments: bool = False
+    extra: str = ""
+    needs: tuple[str, ...] = ()
+    advice: Callable[[Any], str] | None = None
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether the packages it needs are here; none is imported for the answer."""
+        return is_installed(*self.needs)
 
     @property
     def comes_with_wildflower(self) -> bool:
@@ -66,6 +87,8 @@ class ModelInfo:
 
 
 _REGISTRY: dict[str, ModelInfo] = {}
+_COLLECTIONS: dict[str, Callable[[str], ModelInfo]] = {}
+"""By the first part of ``"collection/name"``: from the whole name to the model."""
 
 
 def register_model(
@@ -75,6 +98,7 @@ def register_model(
     adapter: bool = True,
     modality: str = "image",
     pretrained: bool = False,
+    **more: Any,
 ) -> Callable[[_Factory], _Factory]:
     """Register a backbone factory under a name.
 
@@ -90,6 +114,8 @@ def register_model(
         What the backbone reads: images ``(N, channels, S, S)`` or token ids ``(N, length)``.
     pretrained : bool, default False
         See `ModelInfo`.
+    **more
+        Further fields of `ModelInfo`.
 
     Returns
     -------
@@ -114,7 +140,9 @@ def register_model(
             raise ModelError(
                 f"model {name!r} is already registered by {owner!r}; choose another name"
             )
-        _REGISTRY[name] = ModelInfo(name, factory, description, adapter, modality, pretrained)
+        _REGISTRY[name] = ModelInfo(
+            name, factory, description, adapter, modality, pretrained, **more
+        )
         return factory
 
     return register
@@ -124,6 +152,19 @@ def _source(factory: BackboneFactory) -> object:
     """Return what two loads of one definition have in common; the factory itself without a file."""
     code = getattr(factory, "__code__", None)
     return (code.co_filename, code.co_firstlineno) if code is not None else factory
+
+
+def register_collection(name: str, look_up: Callable[[str], ModelInfo]) -> None:
+    """Register another library's models: all names ``"name/..."``.
+
+    Parameters
+    ----------
+    name : str
+        What stands before the stroke.
+    look_up : callable
+        From a whole name, without a place, to the model; raises `ModelError` for an unknown one.
+    """
+    _COLLECTIONS[name] = look_up
 
 
 def list_models(pattern: str = "*", modality: str | None = None) -> tuple[str, ...]:
@@ -149,8 +190,9 @@ def model_info(name: str) -> ModelInfo:
     Parameters
     ----------
     name : str
-        A name of `list_models`; ``"name@place"`` for pretrained weights from a place, which is
-        looked at only when the model is built; or the address of a factory that Python can import
+        A name of `list_models`, or of a collection such as ``"timm/resnet18d"``; ``"name@place"``
+        for pretrained weights from a place, which is looked at only when the model is built; or
+        the address of a factory that Python can import
         where the model is built.
 
     Returns
@@ -166,6 +208,10 @@ def model_info(name: str) -> ModelInfo:
     if name in _REGISTRY:
         return _REGISTRY[name]
     family, at, place = name.partition("@")
+    collection, stroke, _ = family.partition("/")
+    if stroke and collection in _COLLECTIONS:
+        found = _COLLECTIONS[collection](family)
+        return _placed(found, name, place) if at else found
     if at:
         return _placed_model(name, family, place)
     if ":" in name:
@@ -189,12 +235,17 @@ def _placed_model(name: str, family: str, place: str) -> ModelInfo:
             f"model {name!r}: {family!r} loads no pretrained weights; those that do are "
             f"{', '.join(able)}"
         )
+    return _placed(_REGISTRY[family], name, place)
+
+
+def _placed(info: ModelInfo, name: str, place: str) -> ModelInfo:
+    """Give a model a place."""
+    if info.place:
+        raise ModelError(f"model {name!r}: {info.name} has its weights; write {info.name} alone")
     if not place:
-        raise ModelError(
-            f"model {name!r}: no place after @; write {family}@FOLDER or {family}@HUB-NAME, or "
-            f"{family} alone for random initial weights"
-        )
-    return replace(_REGISTRY[family], name=name, place=place)
+        forms = " or ".join(f"{info.name}@{form}" for form in info.places)
+        raise ModelError(f"model {name!r}: no place after @; write {forms}, or {info.name} alone")
+    return replace(info, name=name, place=place)
 
 
 def _user_model(address: str) -> ModelInfo:

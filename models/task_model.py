@@ -165,7 +165,7 @@ def build_task_model(
         if value < minimum:
             raise ModelError(f"model {name!r}: {key}={value!r}, must be {minimum} or more")
     with nullcontext() if seed is None else private_stream(seed):
-        encoder, raw_dim = build_backbone(info, shape, lora_rank)
+        encoder, raw_dim = build_backbone(info, shape, lora_rank, maps=kind == "segmentation")
         if kind == "segmentation" and not callable(getattr(encoder, "maps", None)):
             raise ModelError(
                 f"model {name!r} has no feature maps, which task {task} needs; use seg-small, "

@@ -49,8 +49,8 @@ def one_thread() -> Iterator[None]:
 )
 def case(request: pytest.FixtureRequest) -> tuple[SplitModel, InputShape]:
     name, shape = request.param
-    if model_info(name).pretrained:
-        pytest.importorskip("peft", reason="needs the extra hf")
+    if not model_info(name).is_installed:
+        pytest.skip(f"needs the extra {model_info(name).extra}")
     if shape != SHAPES[0] and is_large(name):
         pytest.skip(f"over {ONE_SHAPE_ABOVE:,} parameters: one shape is enough")
     return build_model(name, shape, FEATURE_DIM, seed=0), shape

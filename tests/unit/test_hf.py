@@ -22,6 +22,7 @@ from models import (
     build_model,
     build_task_model,
     count_parameters,
+    libraries,
     model_info,
     resolve_models,
     text_shape_of,
@@ -329,6 +330,6 @@ def test_without_the_extra_the_command_is_named(monkeypatch: pytest.MonkeyPatch)
     def absent(name: str) -> None:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-    monkeypatch.setattr(places.importlib, "import_module", absent)
+    monkeypatch.setattr(libraries.importlib, "import_module", absent)
     with pytest.raises(ModelError, match=r"'hf-vit'.*transformers is missing.*wildflower\[hf\]"):
         build_task_model("hf-vit", "multilabel", IMAGES, 8)

@@ -190,8 +190,8 @@ def test_an_empty_payload_travels() -> None:
 
 @pytest.mark.parametrize("name", list_models(modality="image"))
 def test_the_state_of_every_model_travels(name: str) -> None:
-    if model_info(name).pretrained:
-        pytest.importorskip("peft", reason="needs the extra hf")
+    if not model_info(name).is_installed:
+        pytest.skip(f"needs the extra {model_info(name).extra}")
     shape = InputShape(3, 32, 10)
     with torch.device("meta"):
         model = build_model(name, shape)
