@@ -19,6 +19,7 @@ from server_app.records.run_directory import COMPLETED, INTERRUPTED, RUNNING, is
 from strategies.base.options import ConfigError
 
 CHECK_EXAMPLE = "wildflower check ~/wildflower/RUN-NAME"
+MODELS_EXAMPLE = "wildflower models 'timm/resnet*'"
 REPORT_EXAMPLE = "wildflower report ~/wildflower/RUN-NAME"
 
 
@@ -52,6 +53,8 @@ def make_parser() -> argparse.ArgumentParser:
                 tuple(fleet.EXAMPLES.values()), fleet.add_arguments, fleet.execute),
         Command("costs", "reproduce the communication table of the FedRE paper",
                 (costs.EXAMPLE,), costs.add_arguments, costs.execute),
+        Command("models", "list the models, or those that match a pattern, timm's among them",
+                (MODELS_EXAMPLE,), _add_pattern, _models),
         Command("check", "tell how a run ended; exit code 0 if it completed",
                 (CHECK_EXAMPLE,), _add_directory, _check),
         Command("report", "write a run's report.html again",
@@ -85,6 +88,18 @@ class Command(NamedTuple):
 
 def _add_directory(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", type=Path, help="the run's directory")
+
+
+def _add_pattern(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("pattern", nargs="?", default="", help="a part of names, or with * and ?")
+
+
+def _models(options: argparse.Namespace) -> int:
+    from models.listing import print_models
+
+    if print_models(options.pattern):
+        return 0
+    raise ConfigError(f"no model matches {options.pattern!r}; `wildflower models` lists all")
 
 
 def _check(options: argparse.Namespace) -> int:
