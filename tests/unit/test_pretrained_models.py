@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import tarfile
-from io import BytesIO
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -25,8 +22,8 @@ from models import (
     text_shape_of,
     tokeniser_of,
 )
+from tests.probe import CIFAR, features_of, lite_backbone, pictures
 
-SHARED = Path(__file__).parents[3] / "shared" / "data"
 IMAGES = InputShape(3, 32, 5)
 
 pytestmark = pytest.mark.skipif(
@@ -35,44 +32,17 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def cifar(each: int) -> tuple[Tensor, Tensor]:
-    """The first pictures of every class of CIFAR-10's test set, as uint8."""
-    from PIL import Image
-
-    path = SHARED / "cifar10-jpeg.tar.gz"
-    if not path.is_file():
-        pytest.skip(f"needs {path}")
-    found: dict[str, list[Tensor]] = {}
-    with tarfile.open(path) as archive:
-        for member in archive:
-            parts = Path(member.name).parts
-            kept = found.setdefault(parts[-2], []) if "test" in parts[:-2] else None
-            if kept is not None and member.isfile() and len(kept) < each:
-                file = archive.extractfile(member)
-                assert file is not None
-                image = Image.open(BytesIO(file.read())).convert("RGB")
-                kept.append(torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1))
-            if len(found) == 10 and all(len(kept) == each for kept in found.values()):
-                break
-    labels = torch.arange(10).repeat_interleave(each)
-    return torch.stack([image for name in sorted(found) for image in found[name]]), labels
-
-
 @torch.no_grad()
-def test_features_separate_pictures_as_random_weights_do_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    images, labels = cifar(30)
-    trained = build_model("lite0@64", InputShape(3, 32, 10), seed=0).eval()
-    monkeypatch.setattr(lite, "fill", lambda *args, **kwargs: None)
-    random = build_model("lite0@64", InputShape(3, 32, 10), seed=0).eval()
-    assert nearest_neighbour(trained, images, labels) > 0.35
-    assert nearest_neighbour(random, images, labels) < 0.25
+@pytest.mark.skipif(not CIFAR.is_file(), reason=f"needs {CIFAR}")
+def test_features_separate_pictures_as_random_weights_do_not() -> None:
+    images, labels = pictures("test", 30)
+    assert nearest_neighbour(lite_backbone("lite0@64"), images, labels) > 0.35
+    assert nearest_neighbour(lite_backbone("lite0@64", trained=False), images, labels) < 0.25
 
 
-def nearest_neighbour(model: torch.nn.Module, images: Tensor, labels: Tensor) -> float:
+def nearest_neighbour(encoder: torch.nn.Module, images: Tensor, labels: Tensor) -> float:
     """Accuracy of giving every picture the class of the one with the most similar feature."""
-    raw = torch.cat([model.backbone(normalise(part)) for part in images.split(50)])
+    raw = features_of(encoder, normalise(images))
     raw = F.normalize((raw - raw.mean(0)) / (raw.std(0) + 1e-6), dim=1)
     near = (raw @ raw.T).fill_diagonal_(-2).argmax(1)
     return float((labels[near] == labels).float().mean())
