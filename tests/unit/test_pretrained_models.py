@@ -90,8 +90,8 @@ def test_feature_maps_segment() -> None:
 
 def test_mistakes_say_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name, message in (
-        ("lite0@here", "a number from 32 to 1024, not 'here'"),
-        ("lite0@16", "a number from 32 to 1024, not '16'"),
+        ("lite0@here", "a number from 64 to 1024, not 'here'"),
+        ("lite0@16", "a number from 64 to 1024, not '16'"),
         ("lite0@", "write lite0@SIZE, or lite0 alone"),
         ("minilm@here", "minilm has its weights; write minilm alone"),
     ):
