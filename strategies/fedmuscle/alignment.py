@@ -13,7 +13,6 @@ from torch import Tensor
 
 from models import TaskModel
 from strategies.base.client import ClientContext
-from strategies.common.augmentation import drop_tokens, resized_view
 from strategies.common.flops import StepFlops
 from strategies.common.optimizers import (
     keep_compiler_out,
@@ -30,6 +29,7 @@ from strategies.fedmuscle.contrastive import (
     nt_xent,
     pairwise_loss,
 )
+from strategies.fedmuscle.views import drop_tokens, resized_view
 
 
 @dataclasses.dataclass

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +39,6 @@ from strategies.base.messages import ClientInfo, ClientUpdate
 from strategies.base.method import Training, register
 from strategies.base.options import AUTO, ConfigError, option
 from strategies.base.payload import PayloadError, array
-from strategies.base.rng import SERVER, numpy_generator
 from strategies.base.run_config import RunConfig
 from strategies.base.server import ServerContext, ServerHalf
 from strategies.base.state import Transient
@@ -48,6 +46,7 @@ from strategies.common.losses import task_loss
 from strategies.common.public import PublicInputs
 from strategies.common.training import train_epochs
 from strategies.fedmuscle.alignment import Alignment
+from strategies.fedmuscle.draws import items_of, partners, public_batches
 
 UNIT = 1e-3
 """How far the length of a representation that arrives may be from 1."""
@@ -151,28 +150,6 @@ class ClientState:
     moments: dict[str, Tensor]
 
 
-@lru_cache(maxsize=2)  # every message of a round asks, and so does the check of every answer
-def public_batches(run: RunConfig, server_round: int) -> NDArray[np.int32]:
-    """Return the public items I_1..I_T of a round, (T, B), the same for all users.
-
-    Every pass over the set is a new permutation drawn from (seed, round, pass); its last,
-    incomplete batch is left out.
-    """
-    config = run.method_config
-    size: int = config.batch_size
-    per_pass = run.public_size // size
-    total = config.steps or per_pass
-    order = [
-        numpy_generator(run.seed, SERVER, server_round, f"public-{number}").permutation(
-            run.public_size
-        )[: per_pass * size]
-        for number in range(-(-total // per_pass))
-    ]
-    batches = np.concatenate(order).reshape(-1, size)[:total].astype(np.int32)
-    batches.flags.writeable = False  # all callers get the same array
-    return batches
-
-
 class Client(ClientHalf[ClientState, Downlink, Uplink]):
     """Client half: the own task, then alignment of the representations of public items."""
 
@@ -249,51 +226,17 @@ class Server(ServerHalf[ServerState, Downlink]):
         """Return what an exchange carries; see the module's head."""
         if client is None:
             return None
-        update, encode = self._items(context)
+        update, encode = items_of(context)
         if client.client_id in state.received and len(state.received) > 1:
-            return Downlink(update, self._partners(context, state, client.client_id), encode)
+            return Downlink(update, partners(context, state.received, client.client_id), encode)
         nothing = np.empty((0, 0, context.dims["d"]), dtype=np.float32)
         return Downlink(update[:0], nothing, encode)
-
-    def _items(self, context: ServerContext) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return the items that this exchange aligns on, and those it asks to represent."""
-        batches = public_batches(context.run, context.server_round)
-        if context.config.exchange == "batch":
-            batches = batches.reshape(1, -1)
-        if context.config.loss == "simclr":
-            batches = batches[:0]
-        after, last = context.exchange - 1, len(batches)
-        nothing = np.empty(0, dtype=np.int32)
-        return (
-            batches[after - 1] if 0 < after <= last else nothing,
-            batches[after] if after < last else nothing,
-        )
-
-    def _partners(
-        self, context: ServerContext, state: ServerState, client_id: int
-    ) -> NDArray[np.float32]:
-        """Return, batch by batch, the representations of M users drawn from all but this one."""
-        config, received = context.config, state.received
-        others = sorted(received.keys() - {client_id})
-        count, size = min(config.users, len(others)), config.batch_size
-        rows = len(received[client_id])
-        drawn = np.empty((count, rows, context.dims["d"]), dtype=np.float32)
-        first_step = 0 if config.exchange == "batch" else context.exchange - 2
-        for start in range(0, rows, size):
-            generator = context.numpy_generator(
-                f"partners-{client_id}-{first_step + start // size}"
-            )
-            chosen = generator.choice(others, count, replace=False)
-            part = slice(start, start + size)
-            for position, user in enumerate(chosen):
-                drawn[position, part] = received[int(user)][part]
-        return drawn
 
     def check_uplink(
         self, context: ServerContext, state: ServerState, update: ClientUpdate
     ) -> None:
         z = update.uplink.representations
-        wanted = len(self._items(context)[1])
+        wanted = len(items_of(context)[1])
         if len(z) != wanted:
             raise PayloadError(f"representations: {len(z)} rows, {wanted} were asked for")
         length = np.linalg.norm(z, axis=1)

@@ -22,7 +22,8 @@ from strategies.base.server import RegistrationError
 from strategies.common.public import PublicInputs
 from strategies.fedmuscle.alignment import Alignment
 from strategies.fedmuscle.contrastive import muscle_loss
-from strategies.fedmuscle.fedmuscle import Client, Downlink, Uplink, public_batches
+from strategies.fedmuscle.draws import public_batches
+from strategies.fedmuscle.fedmuscle import Client, Downlink, Uplink
 from tests.support import Outcome, ServerAtWork, run_federation
 from tests.unit.test_roster import a_client_info
 from tests.unit.test_training import a_context
