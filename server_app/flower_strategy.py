@@ -32,7 +32,9 @@ class FlowerStrategy(Strategy):
     `start` runs everything as `flwr run` does, with records, checkpoints and report. The four hooks
     serve a loop of one's own, such as Flower's `Strategy.start`: they register the clients, make
     real messages and aggregate real replies, and keep no records. In such a loop a round has one
-    exchange, participants are those of the run's schedule, and the others are evaluated.
+    exchange, participants are those of the run's schedule, and the others are evaluated: after the
+    round's aggregation, where `start` sends all of a round's messages before it. With
+    `sample-fraction` 1 the two give the same numbers.
 
     Parameters
     ----------
@@ -54,7 +56,7 @@ class FlowerStrategy(Strategy):
         self._messages = MessageFactory(name, {}, ttl=run.round_timeout + 30)
         self._roster: Roster | None = None
         self._participants: list[int] = []
-        self._rows: list[MetricRow] = []
+        self._rows: dict[int, list[MetricRow]] = {}
         self._history = History({}, {})
 
     def start(self, grid: Grid, *args: Any, **kwargs: Any) -> Result:
@@ -89,7 +91,7 @@ class FlowerStrategy(Strategy):
             )
         available = [i for i in online if infos[i].train_examples > 0]
         self._participants = self.schedule.select(server.context, available, self._history)
-        self._rows = []
+        self._rows = {}
         return self._to("train", self._participants, online)
 
     def configure_evaluate(
@@ -125,8 +127,10 @@ class FlowerStrategy(Strategy):
         Over the participants, which evaluate while they train, and all others.
         """
         self._read(replies)
-        names = sorted({row.metric for row in self._rows})
-        pairs = {n: [(r.value, r.examples) for r in self._rows if r.metric == n] for n in names}
+        # In the order of clients, so that a sum does not depend on who was first.
+        rows = [row for client in sorted(self._rows) for row in self._rows[client]]
+        names = sorted({row.metric for row in rows})
+        pairs = {n: [(r.value, r.examples) for r in rows if r.metric == n] for n in names}
         means = {name: weighted_mean(values) for name, values in pairs.items()}
         known = {name: mean for name, mean in means.items() if mean is not None}
         return MetricRecord(dict(known)) if known else None
@@ -177,7 +181,7 @@ class FlowerStrategy(Strategy):
     def _note(self, update: ClientUpdate) -> None:
         """Remember what a client evaluated, and its main score for the schedule."""
         measured = [row for row in update.rows if row.phase != "train"]
-        self._rows += measured
+        self._rows[update.client_id] = measured
         main = self.server.clients[update.client_id].metric
         for row in measured:
             if row.metric == main:

@@ -55,8 +55,8 @@ class MethodServer:
         return ServerContext(self.run, self.clients, self.server_round, self.exchange)
 
     def begin(self) -> None:
-        """Make the state of before round 1; the first clients are known by then."""
-        self.state = self.half.initial_state(self.context)
+        """Make the state of before round 1, whatever is going on; the clients are known by then."""
+        self.state = self.half.initial_state(ServerContext(self.run, self.clients))
 
     def admit(self, infos: Iterable[ClientInfo]) -> None:
         """Add clients after checking them; raises `RegistrationError` with every problem found."""
