@@ -340,7 +340,7 @@ def test_a_late_joiner_is_held_to_its_key_too() -> None:
     grid.nodes += [58, 71]
     grid.answers |= {58: a_client_info(7), 71: a_client_info(1)}
     join(roster)
-    assert list(roster.strategy.clients) == [0]
+    assert list(roster.server.clients) == [0]
     reasons = sorted(reason for _, reason in roster.problems)
     assert reasons[0].startswith("client 1: says that it is client 7, but has the key")
     assert reasons[1].startswith("node 71: says that it is client 1, but its key was registered as")
@@ -369,4 +369,4 @@ def test_a_client_that_goes_before_its_key_is_known_is_asked_again() -> None:
     ]
     grid.nodes.append(58)
     join(roster)
-    assert list(roster.strategy.clients) == [0, 1]
+    assert list(roster.server.clients) == [0, 1]
