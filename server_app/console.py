@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from server_app.records.scores import ClientTask, TaskScore, is_plain, task_name, tasks_in_order
+from server_app import formats
+from server_app.records.client_tasks import (
+    ClientTask,
+    TaskScore,
+    is_plain,
+    task_name,
+    tasks_in_order,
+)
 from strategies.base.messages import ClientInfo
 from strategies.base.options import option_keys
 from strategies.base.run_config import RunConfig
@@ -99,15 +106,12 @@ def _task_column(
 
 def percent(value: float | None) -> str:
     """Return 0.8312 as "83.12 %", None as "not evaluated"."""
-    return "not evaluated" if value is None else f"{100 * value:.2f} %"
+    return formats.percent(value, 2, " ")
 
 
-def human(number: float, unit: str = "") -> str:
+def human(number: float) -> str:
     """Return 5120 as "5.12k"."""
-    for size, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.3g}{prefix}{unit}"
-    return f"{number:g}{unit}"
+    return formats.human(number, space="")
 
 
 def round_scores(latest: Sequence[TaskScore], best: Mapping[str, float]) -> str:

@@ -13,7 +13,7 @@ from flwr.serverapp.strategy.result import Result
 
 from server_app import console
 from server_app.console import say
-from server_app.records.recorder import weighted_mean
+from server_app.records.scores import weighted_mean
 from server_app.rounds.exchange import RunError
 from server_app.rounds.loop import run_rounds
 from server_app.rounds.message_factory import MessageFactory

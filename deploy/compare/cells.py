@@ -7,8 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-NOT_EVALUATED, NOT_REACHED, NOT_RUN = "not evaluated", "not reached", "not run"
-NOT_RECORDED, NOT_COMPARABLE = "not recorded", "not comparable"
+NOT_REACHED, NOT_RUN, NOT_COMPARABLE = "not reached", "not run", "not comparable"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from deploy.compare.cells import NOT_COMPARABLE, NOT_RUN, Spread, spread
-from server_app.records.main_scores import Scores, relative_changes
-from server_app.records.scores import some_left_out
+from server_app.records.relative_change import relative_changes, some_left_out
+from server_app.records.scores import Scores
 from strategies.base.options import ConfigError
 
 DELTA_FIELD = "delta"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from deploy.compare.cells import NOT_EVALUATED, Spread, spread
+from deploy.compare.cells import Spread, spread
 from deploy.compare.plan import Plan
 from deploy.compare.results import Row
-from server_app.records.scores import ClientTask, is_plain, tasks_in_order
+from server_app.formats import NOT_EVALUATED
+from server_app.records.client_tasks import ClientTask, is_plain, tasks_in_order
 
 NOT_COMPLETE = "not complete"
 
@@ -191,19 +192,25 @@ def tables(found: Sequence[Difference]) -> str:
 
 def _table(found: Difference) -> list[str]:
     heads = ("client", f"{found.first} %", f"{found.second} %", "difference, points", "seeds")
-    lines = [heads, ("---:",) * len(heads)]
-    for row in found.clients:
-        std = row.difference.std
-        lines.append(
-            (
-                _client_name(found, row.client),
-                f"{100 * row.first:.2f}",
-                f"{100 * row.second:.2f}",
-                points(row.difference.mean) + ("" if std is None else f" ± {100 * std:.2f}"),
-                f"{row.seeds} of {found.planned}",
-            )
+    body = [
+        (
+            _client_name(found, row.client),
+            f"{100 * row.first:.2f}",
+            f"{100 * row.second:.2f}",
+            points(row.difference.mean)
+            + ("" if row.difference.std is None else f" ± {100 * row.difference.std:.2f}"),
+            f"{row.seeds} of {found.planned}",
         )
-    return ["| " + " | ".join(cells) + " |" for cells in lines]
+        for row in found.clients
+    ]
+    return markdown_table(heads, ("---:",) * len(heads), body)
+
+
+def markdown_table(
+    heads: Sequence[str], rule: Sequence[str], body: Sequence[Sequence[str]]
+) -> list[str]:
+    """Return the lines of a table for GitHub; `rule` says how each column is aligned."""
+    return ["| " + " | ".join(cells) + " |" for cells in (heads, rule, *body)]
 
 
 def _client_name(found: Difference, client: int) -> str:

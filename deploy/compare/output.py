@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from deploy.compare.cells import NOT_RUN, Spread
 from deploy.compare.deltas import DELTA_FIELD, delta_field
-from deploy.compare.differences import differences, tables
+from deploy.compare.differences import differences, markdown_table, tables
 from deploy.compare.page import page
 from deploy.compare.plan import Plan
 from deploy.compare.results import (
@@ -18,8 +18,8 @@ from deploy.compare.results import (
     collect,
     score_field,
 )
+from server_app.formats import human
 from server_app.records.run_directory import write_atomically
-from server_app.report.svg import human
 
 
 def _percent(value: Spread) -> str:
@@ -37,8 +37,7 @@ def _count(value: Spread) -> str:
 
 
 def _operations(value: Spread) -> str:
-    text = human(value.mean) + (f" ± {human(value.std)}" if value.std else "")
-    return text.replace("\u202f", " ")
+    return human(value.mean, "", " ") + (f" ± {human(value.std, '', ' ')}" if value.std else "")
 
 
 def _rounds(value: Spread) -> str:
@@ -223,8 +222,7 @@ def markdown(
 ) -> str:
     """Return the table for GitHub, and notes on its numbers below it."""
     names = len(heads) - len(columns_of(plan)) - 1
-    rule = [":---"] * names + ["---:"] * (len(heads) - names)
-    lines = ["| " + " | ".join(cells) + " |" for cells in (heads, rule, *body)]
+    lines = markdown_table(heads, [":---"] * names + ["---:"] * (len(heads) - names), body)
     listed = ["", "Left out:", "", *(f"- {note}" for note in notes)] if notes else []
     return "\n".join([f"# {plan.name}", "", *lines, "", explanation(plan), *listed, ""])
 

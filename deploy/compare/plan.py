@@ -18,7 +18,7 @@ from deploy.compare.fields import (
     refuse_unknown,
 )
 from deploy.yaml_files import read_yaml
-from server_app.records.scores import ClientTask, is_plain
+from server_app.records.client_tasks import ClientTask, is_plain
 from strategies.base.options import ConfigError
 from strategies.base.run_config import RunConfig, parse_run_config
 

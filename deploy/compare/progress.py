@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from deploy.compare.plan import Plan, PlannedRun
-from server_app.records.recorder import read_rows
+from server_app.records.csv_files import finished_rounds
 from strategies.base.former_names import in_present_words
 from strategies.base.options import ConfigError
 from strategies.base.run_config import default_run_config
@@ -57,7 +56,7 @@ def run_state(planned: PlannedRun, clients: int) -> str:
     ]
     if info.get("clients", clients) != clients:
         changed.append(f"clients: was {info['clients']}, now {clients}")
-    done = finished_rounds(directory)
+    done = max(finished_rounds(directory), default=0)
     if done > planned.run.num_rounds:
         changed.append(f"num-rounds: {done} are finished, now {planned.run.num_rounds}")
     if changed:
@@ -66,13 +65,6 @@ def run_state(planned: PlannedRun, clients: int) -> str:
     if whole and before.get("num-rounds") == planned.run.num_rounds:
         return COMPLETE
     return PARTIAL
-
-
-def finished_rounds(directory: Path) -> int:
-    """Return the number of the last round on record, 0 if there is none."""
-    path = directory / "rounds.csv"
-    rows = read_rows(path) if path.is_file() else []
-    return max((int(row["round"]) for row in rows), default=0)
 
 
 def start_config(planned: PlannedRun, state: str) -> dict[str, Any]:

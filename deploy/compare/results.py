@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from deploy.compare.cells import (
-    NOT_EVALUATED,
-    NOT_REACHED,
-    NOT_RECORDED,
-    NOT_RUN,
-    Spread,
-    over_seeds,
-    spread,
-)
+from deploy.compare.cells import NOT_REACHED, NOT_RUN, Spread, over_seeds, spread
 from deploy.compare.deltas import delta_cells
 from deploy.compare.plan import Plan, PlannedRun
 from deploy.compare.progress import COMPLETE
-from server_app.records.main_scores import Scores, read_scores
-from server_app.records.scores import ClientTask
-from server_app.records.summary import task_scores
-from server_app.report.data import RunData, read_run
-from server_app.report.stats import (
-    Point,
-    curve,
-    flops_per_round,
-    main_phase,
-    measured,
-    spent_before,
-)
-from server_app.report.tasks import views
+from server_app.formats import NOT_EVALUATED, NOT_RECORDED
+from server_app.records.client_tasks import ClientTask
+from server_app.records.curves import Point, TaskView, task_views
+from server_app.records.run_reader import RunRecords, read_run, section
+from server_app.records.scores import Scores, main_scores, task_scores
+from server_app.records.spending import flops_per_round, spent_before
 
 SUMMARY_FIELDS: dict[str, tuple[str, str]] = {
     "final": ("accuracy", "final"),
@@ -165,20 +149,19 @@ def _row(
 
 def read_result(directory: Path, target: float | None) -> RunResult:
     """Read one complete run."""
-    summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
-    values: dict[str, float | str] = {}
-    for column, (section, key) in SUMMARY_FIELDS.items():
-        missing = NOT_EVALUATED if section == "accuracy" else NOT_RECORDED
-        values[column] = _or_words(summary[section].get(key), missing)
     run = read_run(directory)
+    values: dict[str, float | str] = {}
+    for column, (part, key) in SUMMARY_FIELDS.items():
+        missing = NOT_EVALUATED if part == "accuracy" else NOT_RECORDED
+        values[column] = _or_words(section(run.summary, part).get(key), missing)
     values[FLOPS_FIELD] = _or_words(flops_per_round(run), NOT_RECORDED)
-    scores = read_scores(directory)
+    scores = main_scores(run)
     for task, metric in scores.tasks.items():
         final = task_scores(scores.of_task(task), metric)["final"]
         values[score_field(task, metric)] = _or_words(final, NOT_EVALUATED)
     if target is not None:
-        values |= to_target(run, _points(run, "accuracy"), target)
-    points = {view.name: _points(view.run, view.metric) for view in views(run)}
+        values |= to_target(run, TaskView("", "accuracy", run).points, target)
+    points = {view.name: view.points for view in task_views(run)}
     return RunResult(values, points, scores, scores.last())
 
 
@@ -187,16 +170,11 @@ def score_field(task: str, metric: str) -> str:
     return f"{task}_{metric}"
 
 
-def _points(run: RunData, metric: str) -> list[Point]:
-    table = measured(run, metric)
-    return curve(table, main_phase(table))
-
-
 def _or_words(value: float | None, words: str) -> float | str:
     return words if value is None else value
 
 
-def to_target(run: RunData, points: Sequence[Point], target: float) -> dict[str, float | str]:
+def to_target(run: RunRecords, points: Sequence[Point], target: float) -> dict[str, float | str]:
     """Return what training had cost when the mean accuracy first reached the target.
 
     An accuracy measured before the training of round t (`pre`) was reached with t - 1 rounds; one

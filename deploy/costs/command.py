@@ -29,8 +29,9 @@ import numpy as np
 
 from deploy.costs.published import DIMENSION, PUBLISHED
 from deploy.costs.table import CLASSES, CLIENTS, LARGE_BYTES, Cost, render
-from server_app.records.recorder import read_rows
 from server_app.records.run_directory import write_atomically
+from server_app.records.run_reader import read_run
+from server_app.records.spending import traffic_by_round
 
 PER_CLASS = 600
 IMAGES_PER_PAIR = 2
@@ -148,26 +149,19 @@ def write_client_folder(folder: Path, classes: Sequence[int], seed: int) -> None
 
 def read_cost(method: str, directory: Path) -> Cost:
     """Compute a method's cost from the traffic.csv of its run; only training counts."""
-    rows = [r for r in read_rows(directory / "traffic.csv") if r["purpose"] == "train"]
-    totals: dict[tuple[str, str], dict[int, int]] = {}
-    overheads = []
-    for row in rows:
-        for column in ("scalars", "bytes"):
-            by_round = totals.setdefault((row["direction"], column), {})
-            number = int(row["round"])
-            by_round[number] = by_round.get(number, 0) + int(row[column])
-        if int(row["bytes"]) > LARGE_BYTES and int(row["scalars"]) > 0:
-            overheads.append(int(row["bytes"]) / (4 * int(row["scalars"])) - 1)
-
-    def fullest(direction: str, column: str) -> int:
-        return max(totals.get((direction, column), {0: 0}).values())
-
+    run = read_run(directory)
+    fullest = traffic_by_round(run).max().fillna(0.0)
+    rows = run.traffic
+    large = rows[
+        (rows["purpose"] == "train") & (rows["bytes"] > LARGE_BYTES) & (rows["scalars"] > 0)
+    ]
+    overheads = large["bytes"] / (4 * large["scalars"]) - 1
     return Cost(
         method,
-        uplink_scalars=fullest("uplink", "scalars"),
-        downlink_scalars=fullest("downlink", "scalars"),
-        uplink_bytes=fullest("uplink", "bytes"),
-        downlink_bytes=fullest("downlink", "bytes"),
+        uplink_scalars=int(fullest["up_scalars"]),
+        downlink_scalars=int(fullest["down_scalars"]),
+        uplink_bytes=int(fullest["up_bytes"]),
+        downlink_bytes=int(fullest["down_bytes"]),
         overhead=max(overheads, key=abs, default=None),
     )
 

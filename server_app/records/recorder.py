@@ -13,31 +13,21 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from server_app.records.client_tasks import ClientTask, TaskScore, tasks_in_order
+from server_app.records.csv_files import (
+    EVALUATION_PHASES,
+    HEADERS,
+    finished_rounds,
+    iterate_rows,
+    read_tasks,
+)
 from server_app.records.round_result import Failure, RoundResult, Traffic
-from server_app.records.scores import ClientTask, TaskScore, client_tasks, tasks_in_order
+from server_app.records.scores import weighted_mean
 from strategies.base.files import replacing, written
 from strategies.base.messages import PHASES, MetricRow
 from strategies.base.state import StateError
 
-HEADERS: dict[str, tuple[str, ...]] = {
-    "metrics.csv": ("round", "client", "phase", "metric", "value", "examples"),
-    "traffic.csv": ("round", "client", "direction", "messages", "scalars", "bytes", "purpose"),
-    "rounds.csv": (
-        "round", "seconds", "client_compute_s", "participants", "failed", "evaluated",
-        "accuracy", "validation_accuracy", "workers", "closing",
-    ),
-    "failures.csv": ("round", "client", "kind", "reason"),
-}  # fmt: skip
-
 SERVER_PHASE = "aggregate"
-EVALUATION_PHASES = ("pre", "post", "final")
-
-
-def weighted_mean(pairs: Iterable[tuple[float, int]]) -> float | None:
-    """Return the mean of values weighted by examples, or None if there are no examples."""
-    pairs = list(pairs)
-    total = sum(examples for _, examples in pairs)
-    return sum(value * examples for value, examples in pairs) / total if total else None
 
 
 class Recorder:
@@ -85,12 +75,10 @@ class Recorder:
         StateError
             If a round up to `keep_rounds` has no row in rounds.csv.
         """
-        path = self.directory / "rounds.csv"
-        recorded = {int(row["round"]) for row in iterate_rows(path)} if path.is_file() else set()
-        if lost := set(range(1, keep_rounds + 1)) - recorded:
+        if lost := set(range(1, keep_rounds + 1)) - finished_rounds(self.directory):
             raise StateError(
-                f"{path}: round {min(lost)} is not recorded, though there is a checkpoint after "
-                "it; the records are damaged, start a new run"
+                f"{self.directory / 'rounds.csv'}: round {min(lost)} is not recorded, though there "
+                "is a checkpoint after it; the records are damaged, start a new run"
             )
         with ExitStack() as files:  # all are written, then moved, the last one first
             for name, header in HEADERS.items():
@@ -200,35 +188,11 @@ def _cut_back(path: Path, partial: Path, header: Sequence[str], keep_rounds: int
     with partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, header)
         writer.writeheader()
-        for row in iterate_rows(path) if path.is_file() else ():
+        for row in iterate_rows(path):
             closing = row.get("phase") == "final" or row.get("closing") == "True"
             closing = closing or "closing" in (row.get("purpose"), row.get("kind"))
             if int(row["round"]) <= keep_rounds and not closing:
                 writer.writerow(row)
-
-
-def iterate_rows(path: Path) -> Iterator[dict[str, str]]:
-    """Yield the rows of a CSV file; a last line that a killed process left unfinished is not one.
-
-    Only a row at a time is in memory.
-    """
-    with path.open("rb") as raw:
-        # A cut may go through a character, or shorten the last number: only whole lines count.
-        lines = (line.decode("utf-8", errors="replace") for line in raw if line.endswith(b"\n"))
-        for row in csv.DictReader(lines):
-            if None not in row.values() and None not in row:
-                yield row
-
-
-def read_rows(path: Path) -> list[dict[str, str]]:
-    """Return all rows of a CSV file, see `iterate_rows`."""
-    return list(iterate_rows(path))
-
-
-def read_tasks(directory: Path) -> dict[int, ClientTask]:
-    """Return every client's task from a run's clients.csv, in the order of the ids."""
-    path = directory / "clients.csv"
-    return client_tasks(iterate_rows(path)) if path.is_file() else {}
 
 
 def _metric_lines(

@@ -1,96 +1,133 @@
-"""What a client learns and is measured by: the terms in which records, tables and pages speak.
-
-A client's main score is the metric of its task: `accuracy`, `map` (mean average precision) or
-`miou` (mean intersection over union), see `data.tasks.METRIC_OF`; on validation examples it is
-`validation_<metric>`. Means over clients are taken within one task only.
-"""
+"""Scores of clients: who measured what in which evaluation, and the means over clients."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from data.tasks import METRIC_OF
+from server_app.records.client_tasks import ClientTask, tasks_in_order
+from server_app.records.csv_files import EVALUATION_PHASES
 
-MOST_LEFT_OUT = 5
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from server_app.records.run_reader import RunRecords
+
+Evaluation = tuple[int, str]
+"""Round and phase of an evaluation, in the order they were made."""
+
+Measured = dict[int, tuple[float, float]]
+"""Client -> (value, examples)."""
+
+Evaluations = dict[Evaluation, Measured]
 
 
-@dataclass(frozen=True)
-class ClientTask:
-    """What a client's info says of its task; the defaults are those of a run without tasks.
+def weighted_mean(pairs: Iterable[tuple[float, float]]) -> float | None:
+    """Return the mean of values weighted by examples, or None if there are no examples."""
+    pairs = list(pairs)
+    total = sum(examples for _, examples in pairs)
+    return sum(value * examples for value, examples in pairs) / total if total else None
+
+
+def evaluations(rows: pd.DataFrame) -> Evaluations:
+    """Group one client metric's rows by evaluation, in the order of the run.
+
+    Values on no example and values of training are left out.
+    """
+    kept = rows[rows["phase"].isin(EVALUATION_PHASES) & (rows["examples"] > 0)]
+    found: Evaluations = {}
+    columns = ("round", "phase", "client", "value", "examples")
+    for number, phase, client, value, examples in zip(*(kept[c] for c in columns), strict=True):
+        found.setdefault((number, phase), {})[client] = value, examples
+    return dict(sorted(found.items(), key=lambda i: (i[0][0], EVALUATION_PHASES.index(i[0][1]))))
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """Every client's main scores, evaluation by evaluation, in the order of the run.
 
     Attributes
     ----------
-    task : str
-        One of `data.tasks.TASKS`; data set and classes are left out.
-    metric : str
-        Name of its main score.
-    data_hash : str
-        Equal exactly for the same examples in the same splits; "" where there is no info.
+    clients : dict of int to ClientTask
+        All that have a client information or a score, by id.
+    tests, validations : Evaluations
+        Main scores on the test and on the validation split.
     """
 
-    task: str = "classification"
-    metric: str = METRIC_OF["classification"]
-    data_hash: str = ""
+    clients: Mapping[int, ClientTask]
+    tests: Evaluations
+    validations: Evaluations
+
+    @property
+    def tasks(self) -> dict[str, str]:
+        """The metric of every task, in the order of the tasks' first clients."""
+        return tasks_in_order(self.clients)
+
+    def of(self, chosen: Callable[[ClientTask], bool]) -> Scores:
+        """Return the scores of some clients alone; an evaluation without them is left out."""
+        clients = {i: task for i, task in self.clients.items() if chosen(task)}
+        return Scores(clients, _only(self.tests, clients), _only(self.validations, clients))
+
+    def of_task(self, task: str) -> Scores:
+        """Return the scores of one task's clients alone."""
+        return self.of(lambda client: client.task == task)
+
+    def final(self) -> Measured:
+        """Return what the last evaluation measured; nothing without one."""
+        return self.tests[list(self.tests)[-1]] if self.tests else {}
+
+    def last(self) -> dict[int, float]:
+        """Return the scores of each task's last evaluation by client.
+
+        A client that this one lacks has none, whatever it had before.
+        """
+        found: dict[int, float] = {}
+        for task in self.tasks:
+            found |= {client: value for client, (value, _) in self.of_task(task).final().items()}
+        return dict(sorted(found.items()))
 
 
-@dataclass(frozen=True)
-class TaskScore:
-    """One task's mean main score in one round, weighted by examples.
-
-    Attributes
-    ----------
-    task, metric : str
-        What was measured.
-    mean : float, optional
-        None if none of its clients was evaluated.
-    clients : int
-        How many were.
-    """
-
-    task: str
-    metric: str
-    mean: float | None
-    clients: int
+def main_scores(run: RunRecords) -> Scores:
+    """Return the main scores of a run, each client's by the metric of its task."""
+    metrics, tasks = run.metrics, run.tasks
+    names = metrics["client"].map({i: task.metric for i, task in tasks.items()}).astype(object)
+    tests = evaluations(metrics[metrics["metric"] == names])
+    validations = evaluations(metrics[metrics["metric"] == "validation_" + names])
+    return Scores(tasks, tests, validations)
 
 
-def client_tasks(infos: Iterable[Mapping[str, str]]) -> dict[int, ClientTask]:
-    """Return every client's task from the rows of clients.csv, in the order of the ids.
-
-    Rows without the columns, as runs had before there were tasks, mean classification.
-    """
-    plain = ClientTask()
-    found = {
-        int(row["client"]): ClientTask(
-            task_name(row.get("task") or plain.task),
-            row.get("metric") or plain.metric,
-            row.get("data_hash") or "",
-        )
-        for row in infos
+def _only(found: Evaluations, clients: Mapping[int, ClientTask]) -> Evaluations:
+    kept = {
+        at: {client: pair for client, pair in values.items() if client in clients}
+        for at, values in found.items()
     }
-    return dict(sorted(found.items()))
+    return {at: values for at, values in kept.items() if values}
 
 
-def task_name(text: str) -> str:
-    """Return what comes before data set and classes: "multilabel" of "multilabel@scenes[0-4]"."""
-    return text.partition("@")[0].partition("[")[0]
+def task_scores(scores: Scores, metric: str) -> dict[str, Any]:
+    """Return what came out of one task: means over its clients, weighted by examples."""
+    means, by_validation = _means(scores.tests), _means(scores.validations)
+    best = _best(means, by_validation)
+    return {
+        "metric": metric,
+        "final": weighted_mean(scores.final().values()),
+        "best": means.get(best) if best else None,
+        "best_round": best[0] if best else None,
+        "best_phase": best[1] if best else None,
+        "best_by": "validation" if by_validation else "test",
+        "clients": len(scores.final()),
+    }
 
 
-def some_left_out(left_out: Mapping[Any, str]) -> str:
-    """Name the first few clients that could not be compared, and why."""
-    names = [f"client {client} ({why})" for client, why in list(left_out.items())[:MOST_LEFT_OUT]]
-    return ", ".join(names) + (" …" if len(left_out) > len(names) else "")
+def _means(found: Evaluations) -> dict[Evaluation, float | None]:
+    return {at: weighted_mean(values.values()) for at, values in found.items()}
 
 
-def tasks_in_order(clients: Mapping[int, ClientTask]) -> dict[str, str]:
-    """Return the metric of every task, in the order of the tasks' first clients."""
-    found: dict[str, str] = {}
-    for client in sorted(clients):
-        found.setdefault(clients[client].task, clients[client].metric)
-    return found
-
-
-def is_plain(tasks: Mapping[str, str]) -> bool:
-    """Say whether one mean accuracy tells of all clients: one task, measured by accuracy."""
-    return list(tasks.values()) in ([], ["accuracy"])
+def _best(
+    means: Mapping[Evaluation, float | None], by_validation: Mapping[Evaluation, float | None]
+) -> Evaluation | None:
+    """Return the evaluation with the best validation score, or test score where there is none."""
+    chosen = by_validation or means
+    # The first of equals: the earliest round that is as good as any.
+    return max(chosen, key=lambda key: chosen[key] or 0.0, default=None)

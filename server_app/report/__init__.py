@@ -1,5 +1,5 @@
 """report.html: one self-contained page about a run."""
 
-from server_app.report.page import render, write_report
+from server_app.report.page import write_report
 
-__all__ = ["render", "write_report"]
+__all__ = ["write_report"]

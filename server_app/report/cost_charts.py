@@ -2,17 +2,14 @@
 
 from collections.abc import Sequence
 
-from server_app.report.charts import round_ticks
-from server_app.report.data import RunData
-from server_app.report.stats import (
-    RoundTraffic,
-    curve,
-    losses,
-    main_phase,
-    measured,
-    spent_before,
-    traffic_by_round,
-)
+from markupsafe import Markup
+
+from server_app.formats import THIN, duration, percent, size
+from server_app.records.curves import TaskView, losses, task_views
+from server_app.records.run_reader import RunRecords
+from server_app.records.spending import spent_before, traffic_by_round
+from server_app.report.html import empty, figure, joined, render
+from server_app.report.score_charts import round_ticks
 from server_app.report.svg import (
     BOTTOM,
     LEFT,
@@ -21,18 +18,10 @@ from server_app.report.svg import (
     XY,
     Plot,
     Scale,
-    duration,
-    empty,
-    esc,
-    figure,
-    human,
     log_ticks,
-    percent,
-    size,
     thin,
     ticks,
 )
-from server_app.report.tasks import View, views
 
 MOST_BARS = 60
 MOST_LOSS_TERMS = 6
@@ -45,7 +34,7 @@ def _round_scale(rounds: Sequence[float]) -> Scale:
     return Scale(min(rounds), max(*rounds, min(rounds) + 1), LEFT + 14, RIGHT - 14)
 
 
-def loss_over_rounds(run: RunData) -> str:
+def loss_over_rounds(run: RunRecords) -> Markup:
     """Draw every loss term, the clients' mean weighted by examples, the server's as it is.
 
     Where clients have several tasks, each term has its own chart with one line for each task.
@@ -54,12 +43,12 @@ def loss_over_rounds(run: RunData) -> str:
     terms = losses(run)
     if not terms:
         return empty(title, "Not recorded.")
-    tasks = [view.task for view in views(run)]
+    tasks = [view.task for view in task_views(run)]
     if len(tasks) == 1:
         return _losses(title, dict(list(terms.items())[:MOST_LOSS_TERMS]), "")
     names = list(dict.fromkeys(name.partition(" · ")[0] for name in terms))
     names.sort(key=lambda name: name != "loss")
-    return "".join(
+    return joined(
         _losses(
             title if name == "loss" else f"{title}, {name}",
             # A task has one colour in all charts, with or without this term.
@@ -70,7 +59,7 @@ def loss_over_rounds(run: RunData) -> str:
     )
 
 
-def _losses(title: str, terms: dict[str, list[XY]], scope: str) -> str:
+def _losses(title: str, terms: dict[str, list[XY]], scope: str) -> Markup:
     values = [y for line in terms.values() for _, y in line]
     log = min(values) > 0 and max(values) / min(values) > LOG_ABOVE
     low = min(values) * 0.9 if log else min(0.0, *values)
@@ -112,47 +101,36 @@ def _pairs_of_bars(
         plot.bar(at + 0.5, width, right, f"bar {css[1]}", right_title)
 
 
-def traffic_per_round(run: RunData) -> str:
+def traffic_per_round(run: RunRecords) -> Markup:
     """Draw training bytes of each round, up and down."""
     title = "Traffic per round"
-    totals = {
-        number: entry
-        for number, entry in traffic_by_round(run).items()
-        if entry.up_bytes or entry.down_bytes
-    }
-    if not totals:
+    totals = traffic_by_round(run)[["up_bytes", "down_bytes"]]
+    rows = [(float(number), up, down) for number, up, down in totals.itertuples() if up or down]
+    if not rows:
         return empty(title, "Not recorded.")
-    rows = [(float(number), entry.up_bytes, entry.down_bytes) for number, entry in totals.items()]
     top = max(max(up, down) for _, up, down in rows) * 1.05
     plot = Plot(_round_scale([row[0] for row in rows]), Scale(0, top, BOTTOM, TOP), title)
     plot.grid(round_ticks(plot.x, None), [(t, size(t)) for t in ticks(0, top)], "round")
     titles = [
-        (
-            f"round {number}: {size(entry.up_bytes)} up",
-            f"round {number}: {size(entry.down_bytes)} down",
-        )
-        for number, entry in totals.items()
+        (f"round {x:.0f}: {size(up)} up", f"round {x:.0f}: {size(down)} down")
+        for x, up, down in rows
     ]
     _pairs_of_bars(plot, rows, ("up", "down"), titles)
     legend = [("k bar up", "uplink, clients to server"), ("k bar down", "downlink")]
     return figure(title, "Bytes of the real training messages, all clients.", legend, plot.render())
 
 
-def cumulative_traffic(run: RunData) -> str:
+def cumulative_traffic(run: RunRecords) -> Markup:
     """Draw the running totals of uplink, downlink, and everything that is not training."""
     title = "Cumulative traffic"
-    totals = traffic_by_round(run)
-    if not totals:
+    totals = traffic_by_round(run).cumsum()
+    if totals.empty:
         return empty(title, "Not recorded.")
-    lines: tuple[list[XY], list[XY], list[XY]] = ([], [], [])
-    running = RoundTraffic()
-    for number, entry in totals.items():
-        running.up_bytes += entry.up_bytes
-        running.down_bytes += entry.down_bytes
-        running.other_bytes += entry.other_bytes
-        amounts = (running.up_bytes, running.down_bytes, running.other_bytes)
-        for line, amount in zip(lines, amounts, strict=True):
-            line.append((float(number), amount))
+    other = totals["other_up_bytes"] + totals["other_down_bytes"]
+    lines = [
+        [(float(number), amount) for number, amount in amounts.items()]
+        for amounts in (totals["up_bytes"], totals["down_bytes"], other)
+    ]
     top = max(line[-1][1] for line in lines) * 1.05 or 1.0
     plot = Plot(_round_scale([x for x, _ in lines[0]]), Scale(0, top, BOTTOM, TOP), title)
     plot.grid(round_ticks(plot.x, None), [(t, size(t)) for t in ticks(0, top)], "round")
@@ -164,19 +142,16 @@ def cumulative_traffic(run: RunData) -> str:
     return figure(title, "Bytes since the start, all clients.", legend, plot.render())
 
 
-def time_per_round(run: RunData) -> str:
+def time_per_round(run: RunRecords) -> Markup:
     """Draw wall seconds of each round beside the clients' summed compute seconds."""
     title = "Time per round"
-    rows = [
-        (float(row.round), row.seconds, row.client_compute_s)
-        for row in run.rounds
-        if row.seconds is not None and row.client_compute_s is not None
-    ]
+    times = run.rounds[["round", "seconds", "client_compute_s"]].dropna()
+    rows = [(float(number), wall, compute) for _, number, wall, compute in times.itertuples()]
     if not rows:
         return empty(title, "Not recorded.")
     top = max(max(wall, compute) for _, wall, compute in rows) * 1.05 or 1.0
     plot = Plot(_round_scale([row[0] for row in rows]), Scale(0, top, BOTTOM, TOP), title)
-    marks = [(t, f"{t:.4g}\u202fs") for t in ticks(0, top)]
+    marks = [(t, f"{t:.4g}{THIN}s") for t in ticks(0, top)]
     plot.grid(round_ticks(plot.x, None), marks, "round")
     titles = [
         (f"round {x:.0f}: {duration(wall)} wall", f"round {x:.0f}: {duration(compute)} compute")
@@ -188,39 +163,36 @@ def time_per_round(run: RunData) -> str:
     return figure(title, note, legend, plot.render())
 
 
-def cost_to_reach(run: RunData, view: View) -> str:
+COSTS = """\
+<figure><figcaption><h3>Cost to reach {{ article }} {{ view.name }}</h3>
+<p>All training before the first evaluation whose mean is at or above the level: rounds, scalars and
+bytes of its messages, floating-point operations of its clients.</p></figcaption>
+<div class="wide"><table class="plain"><thead><tr><th>{{ view.metric }}</th><th>rounds</th>
+<th>scalars up</th><th>scalars down</th><th>bytes</th><th>FLOPs</th></tr></thead><tbody>
+{% for level, label, cost in rows %}
+<tr><th scope=row>{{ level }}</th><td title="{{ label }} evaluation">{{ cost.rounds }}</td>
+{%- for amount in (cost.up_scalars, cost.down_scalars) %}<td>{{ amount | human }}</td>{% endfor %}
+<td>{{ cost.bytes | size }}</td><td>{{ cost.flops | human }}</td></tr>
+{% endfor %}
+</tbody></table></div></figure>"""
+
+
+def cost_to_reach(run: RunRecords, view: TaskView) -> Markup:
     """Table: the first evaluation at or above a level, and what training had cost until then.
 
     The score is that of one task; the costs are those of all clients.
     """
-    table = measured(view.run, view.metric)
-    points = curve(table, main_phase(table))
-    if not points:
-        return ""
-    best = max(point.mean for point in points)
-    rows = []
+    points = view.points
+    best = max((point.mean for point in points), default=0.0)
+    hits = []
     for level in (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99):
         hit = next((point for point in points if point.mean >= level), None)
         if hit is None or level <= points[0].mean or level > best:
             continue  # reached from the start, or never: nothing to tell
-        (cost,) = spent_before(run, [hit])
-        cells = [human(cost.up_scalars), human(cost.down_scalars), size(cost.bytes)]
-        rows.append(
-            f"<tr><th scope=row>{percent(level, 0)}</th>"
-            f'<td title="{esc(hit.label)} evaluation">{cost.rounds}</td>'
-            + "".join(f"<td>{cell}</td>" for cell in [*cells, human(cost.flops)])
-            + "</tr>"
-        )
-    if not rows:
-        return ""
+        hits.append((level, hit))
+    costs = spent_before(run, [hit for _, hit in hits])
+    rows = [
+        (percent(level, 0), hit.label, cost) for (level, hit), cost in zip(hits, costs, strict=True)
+    ]
     article = "an" if view.name == "accuracy" else "a"
-    heads = (view.metric, "rounds", "scalars up", "scalars down", "bytes", "FLOPs")
-    return (
-        f"<figure><figcaption><h3>Cost to reach {article} {esc(view.name)}</h3>"
-        "<p>All training before the first "
-        "evaluation whose mean is at or above the level: rounds, scalars and bytes of its "
-        "messages, floating-point operations of its clients.</p></figcaption>"
-        '<div class="wide"><table class="plain"><thead><tr>'
-        + "".join(f"<th>{esc(head)}</th>" for head in heads)
-        + f"</tr></thead><tbody>{''.join(rows)}</tbody></table></div></figure>"
-    )
+    return render(COSTS, view=view, article=article, rows=rows) if rows else Markup("")

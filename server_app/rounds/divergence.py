@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from server_app.records.recorder import iterate_rows
+from server_app.records.csv_files import iterate_rows
 from server_app.records.round_result import Failure, RoundResult
 from strategies.base.kept import GROWTH, loss_growth
 

@@ -13,11 +13,10 @@ from flwr.serverapp.strategy.result import Result
 from server_app import console
 from server_app.console import say
 from server_app.records.checkpoints import Checkpoints
+from server_app.records.local_run import check_local_clients, check_local_run
 from server_app.records.recorder import Recorder
 from server_app.records.round_result import Failure, RoundResult
 from server_app.records.run_directory import FAILED, RunDirectory, early_end, write_atomically
-from server_app.records.summary import check_local_clients, check_local_run, summarise
-from server_app.report import write_report
 from server_app.rounds.divergence import DivergenceWatch, warning
 from server_app.rounds.exchange import Exchange, RunError
 from server_app.rounds.message_factory import MessageFactory
@@ -138,6 +137,9 @@ class RoundLoop:
         """Write report.html from whatever records there are."""
         if not (self.directory.path / "metrics.csv").is_file():
             return
+        # Loads pandas and jinja2, which a run needs only once there are results.
+        from server_app.report import write_report
+
         path = write_report(self.directory.path)
         say(f"report: {path}")
 
@@ -233,6 +235,8 @@ class RoundLoop:
 
     def _close(self) -> None:
         """Evaluate everyone once more where evaluation came before training; then summarise."""
+        from server_app.records.summary import summarise  # loads pandas, as `report` does
+
         if self.run.evaluates_before_training:
             control = self._control(evaluate=True, phase="final", final=True)
             tests, measuring = self._measuring(self.roster.online())

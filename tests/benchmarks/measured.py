@@ -12,7 +12,7 @@ from pathlib import Path
 
 from deploy.flower.simulation import FlowerRun, FlowerSimulation
 from deploy.flower.text import Value
-from server_app.records.recorder import read_rows
+from server_app.records.csv_files import read_rows
 from tests.benchmarks.memory import ROLES, Peaks
 from tests.benchmarks.workloads import ROOT, WARM_UP, BenchmarkError, Workload
 

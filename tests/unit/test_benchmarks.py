@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from server_app.records.recorder import HEADERS
+from server_app.records.csv_files import HEADERS
 from strategies.base.run_config import default_run_config, parse_run_config
 from tests.benchmarks import gpu, workloads
 from tests.benchmarks.__main__ import NAMES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import math
 import re
@@ -16,11 +17,12 @@ from deploy.compare import command as compare
 from deploy.compare.cells import Spread
 from deploy.compare.differences import Difference, differences, statement, tables
 from deploy.compare.output import markdown, table_cells, write_outputs
+from deploy.compare.page import page
 from deploy.compare.plan import Plan, PlannedRun, make_plan, read_plan
 from deploy.compare.progress import COMPLETE, NEW, PARTIAL, check_states, run_state, start_config
 from deploy.compare.results import collect, read_result
 from deploy.flower.text import toml_lines
-from server_app.records.recorder import HEADERS
+from server_app.records.csv_files import HEADERS
 from strategies.base.method import method_names
 from strategies.base.options import ConfigError
 
@@ -374,6 +376,22 @@ def test_table_and_page_are_written(tmp_path: Path) -> None:
     assert "fedre (1 of 2 seeds)" in html
     assert not any(word in html for word in ("http://", "https://", "<script", "nan"))
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_hostile_text_on_the_page_is_escaped(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, differences=[["fedre", "local"]])
+    for run in plan.runs:
+        write_run(run, [0.3, 0.6, 0.8])
+    evil = "\"'><script>x</script>{{ 7 * 191 }}"
+    rows = [dataclasses.replace(row, label=evil) for row in collect(plan, check_states(plan))]
+    found = differences(plan, collect(plan, check_states(plan)))
+    found = [dataclasses.replace(found[0], first=evil, second=evil)]
+    cells = [[evil, evil]]
+    states = dict.fromkeys((run.name for run in plan.runs), evil)
+    html = page(plan, states, states, rows, [evil, evil], cells, [evil], found)
+    assert "<script" not in html
+    assert "1337" not in html
+    assert html.count("{{ 7 * 191 }}") > 10
 
 
 # -- the reference ---------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from server_app.console import (
     round_scores,
     table,
 )
-from server_app.records.scores import TaskScore
+from server_app.records.client_tasks import TaskScore
 from tests.unit.test_roster import a_client_info
 
 

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from server_app.records.recorder import HEADERS, Recorder, read_rows, weighted_mean
+from server_app.records.client_tasks import TaskScore
+from server_app.records.csv_files import HEADERS, read_rows
+from server_app.records.recorder import Recorder
 from server_app.records.round_result import Failure, RoundResult, Traffic
-from server_app.records.scores import TaskScore
+from server_app.records.scores import weighted_mean
 from strategies.base.messages import MetricRow
 from strategies.base.state import StateError
 from tests.unit.task_runs import MIXED, metrics_of, write_clients

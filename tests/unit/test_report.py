@@ -3,6 +3,8 @@
 import csv
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterable, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
@@ -11,18 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from server_app.records.curves import Point, TaskView, losses
+from server_app.records.histories import histories
+from server_app.records.run_reader import RunRecords, read_run
+from server_app.records.spending import Spent, flops_per_round, spent_before, training_flops
 from server_app.report import write_report
-from server_app.report.data import read_run
-from server_app.report.stats import (
-    Spent,
-    curve,
-    flops_per_round,
-    histories,
-    losses,
-    measured,
-    spent_before,
-    training_flops,
-)
+from strategies.base.kept import GROWTH
 
 MODELS = ("cnn1", "cnn2", "resnet10", "mlp", "vit-tiny")
 HEADERS = {
@@ -180,6 +176,10 @@ def page_of(run: Path) -> str:
     return write_report(run).read_text(encoding="utf-8")
 
 
+def points_of(run: RunRecords) -> list[Point]:
+    return TaskView("", "accuracy", run).points
+
+
 def parse(page: str) -> Balance:
     parser = Balance()
     parser.feed(page)
@@ -252,7 +252,7 @@ def test_means_are_weighted_by_examples_and_spread_is_not(tmp_path: Path) -> Non
         [1, 1, "downlink", 1, 5, 20, "evaluate"],
     ])  # fmt: skip
     run = read_run(tmp_path)
-    points = curve(measured(run, "accuracy"), "pre")
+    points = points_of(run)
     assert [(p.x, p.label, p.mean, p.std, p.clients) for p in points] == [
         (1.0, "round 1", 0.875, 0.25, 2),
         (2.0, "final", 0.75, 0.0, 1),
@@ -286,7 +286,7 @@ def test_operations_before_an_evaluation_follow_the_rule_of_traffic(
     run = read_run(tmp_path)
     assert training_flops(run) == {1: 5e9, 2: 3.504e12, 3: 1e12}
     assert flops_per_round(run) == 3.504e12
-    spent = spent_before(run, curve(measured(run, "accuracy"), phase))
+    spent = spent_before(run, points_of(run))
     if phase == "pre":  # the closing evaluation has a place of its own, after everything
         assert (spent[-1].rounds, spent.pop().flops) == (3, 4.509e12)
     assert [entry.rounds for entry in spent] == rounds
@@ -321,7 +321,7 @@ def test_operations_that_a_client_did_not_count_leave_the_sum_unknown(tmp_path: 
     write_csv(tmp_path, "metrics", [*COUNTED, *tests, [2, 5, "train", "loss", 0.5, 10]])
     run = read_run(tmp_path)
     assert training_flops(run) == {1: 5e9, 2: None, 3: 1e12}
-    points = curve(measured(run, "accuracy"), "post")
+    points = points_of(run)
     assert [entry.flops for entry in spent_before(run, points)] == [5e9, None, None]
     assert flops_per_round(run) is None
     page = page_of(tmp_path)
@@ -329,8 +329,11 @@ def test_operations_that_a_client_did_not_count_leave_the_sum_unknown(tmp_path: 
 
 
 def test_counters_of_training_are_no_loss_terms(tmp_path: Path) -> None:
-    run = read_run(write_run(tmp_path))
-    assert {"flops", "examples_seen"} <= {row.metric for row in run.metrics}
+    write_run(tmp_path)
+    with (tmp_path / "metrics.csv").open("a") as file:
+        file.write(f"20,0,train,{GROWTH},1500.0,250\n")
+    run = read_run(tmp_path)
+    assert {"flops", "examples_seen", GROWTH} <= set(run.metrics["metric"])
     assert list(losses(run)) == ["loss", "loss_ce", "loss_prototype", "server_loss"]
 
 
@@ -339,7 +342,7 @@ def test_closing_evaluation_replaces_the_last_one_measured_after_training(tmp_pa
         [1, 0, "post", "accuracy", 0.5, 10], [2, 0, "post", "accuracy", 0.6, 10],
         [2, 0, "final", "accuracy", 0.7, 10],
     ])  # fmt: skip
-    points = curve(measured(read_run(tmp_path), "accuracy"), "post")
+    points = points_of(read_run(tmp_path))
     assert [(p.x, p.mean) for p in points] == [(1.0, 0.5), (2.0, 0.7)]
 
 
@@ -381,7 +384,7 @@ def test_interrupted_run_says_how_it_goes_on(tmp_path: Path) -> None:
     write_config(run, status="interrupted", reason="stopped; go on with resume='a<b'")
     page = page_of(run)
     parse(page)
-    assert "This run was interrupted: stopped; go on with resume=&#x27;a&lt;b&#x27;. Fig" in page
+    assert "This run was interrupted: stopped; go on with resume=&#39;a&lt;b&#39;. Fig" in page
     write_config(run, status="interrupted")
     assert "This run was interrupted: no reason is recorded." in page_of(run)
 
@@ -422,7 +425,7 @@ def test_thousand_clients_stay_small_and_say_what_is_drawn(tmp_path: Path) -> No
 
 def test_hostile_text_is_escaped(tmp_path: Path) -> None:
     run = write_run(tmp_path)
-    evil = "\"'><script>alert(1)</script><img src=x onerror=alert(2)>"
+    evil = "\"'><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7 * 191 }}{% endif %}"
     cards = card_rows(3, 10, np.random.default_rng(0))
     for card in cards:
         card[1] = card[10] = evil
@@ -435,9 +438,19 @@ def test_hostile_text_is_escaped(tmp_path: Path) -> None:
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     summary["accuracy"] |= {"best_by": evil, "test_split": evil, "model": evil, "best_round": evil}
     (run / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
-    tags = [tag for tag, _ in parse(page_of(run)).seen]
+    summary["delta"] = {"against": evil, "percent": 1.0, "by_client": {"0": 1.0},
+                        "by_task": {evil: 1.0}, "left_out": {evil: evil}}  # fmt: skip
+    summary["delta_reason"] = evil
+    (run / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    page = page_of(run)
+    seen = parse(page).seen
+    tags = [tag for tag, _ in seen]
     assert tags.count("script") == 1
     assert "img" not in tags
+    # Nothing has left its attribute, and nothing was taken for a template.
+    assert not any(name.startswith("on") for _, attributes in seen for name in attributes)
+    assert "1337" not in page
+    assert "{{ 7 * 191 }}" in page
 
 
 @pytest.mark.parametrize(
@@ -466,14 +479,14 @@ def test_malformed_row_names_file_and_line(
 def test_last_line_cut_off_by_a_kill_is_left_out(tmp_path: Path) -> None:
     text = f"{HEADERS['metrics']}\n1,0,pre,accuracy,0.5,10\n1,1,pre,accu"
     (tmp_path / "metrics.csv").write_text(text, encoding="utf-8")
-    assert [row.value for row in read_run(tmp_path).metrics] == [0.5]
+    assert list(read_run(tmp_path).metrics["value"]) == [0.5]
 
 
 def test_closing_row_is_no_round_of_its_own(tmp_path: Path) -> None:
     header = HEADERS["rounds"] + ",workers,closing"
     rows = "1,2.5,4.0,2,0,2,0.5,,2,False\n1,0.5,0.8,0,0,2,0.6,,2,True\n"
     (tmp_path / "rounds.csv").write_text(f"{header}\n{rows}", encoding="utf-8")
-    assert [row.seconds for row in read_run(tmp_path).rounds] == [2.5]
+    assert list(read_run(tmp_path).rounds["seconds"]) == [2.5]
 
 
 def test_missing_column_and_broken_json_are_named(tmp_path: Path) -> None:
@@ -489,3 +502,27 @@ def test_missing_column_and_broken_json_are_named(tmp_path: Path) -> None:
 def test_missing_directory_says_what_to_give(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="run directory"):
         write_report(tmp_path / "nowhere")
+
+
+def test_tables_and_templates_are_loaded_for_results_alone() -> None:
+    """Neither a client nor the start of a server waits for pandas (0.6 s) and jinja2."""
+    code = (
+        "import sys, client_app.app, server_app.app, server_app.rounds.loop\n"
+        "print([name for name in ('pandas', 'jinja2', 'psutil') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_run_of_an_older_version_is_read(tmp_path: Path) -> None:
+    """Cards without task and class counts, rounds without workers and closing."""
+    (tmp_path / "clients.csv").write_text("client,model,data_hash\n1,cnn5,b\n0,cnn4,a\n")
+    write_csv(tmp_path, "rounds", [[1, 2.5, 4.0, 2, 0, 2, 0.5, ""]])
+    write_csv(tmp_path, "metrics", [[1, 0, "post", "accuracy", 0.5, ""]])
+    run = read_run(tmp_path)
+    assert [(card.client, card.model, card.train_examples) for card in run.clients] == [
+        (0, "cnn4", None), (1, "cnn5", None)
+    ]  # fmt: skip
+    assert (len(run.rounds), len(run.closing)) == (1, 0)
+    assert [point.mean for point in points_of(run)] == [0.5]
+    parse(page_of(tmp_path))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from server_app.report.data import read_run
-from server_app.report.stats import histories, losses
-from server_app.report.tasks import views
+from server_app.records.curves import losses, task_views
+from server_app.records.histories import histories
+from server_app.records.run_reader import read_run
 from tests.unit.task_runs import (
     FEDMUSCLE,
     LOCAL,
@@ -200,13 +200,13 @@ def test_what_delta_leaves_out_and_why_there_is_none_is_said(tmp_path: Path) -> 
     published(tmp_path / "bad", FEDMUSCLE, local_run="gone")
     page = page_of(tmp_path / "bad")
     parse(page)
-    assert "No comparison with a Local run: local-run = &#x27;gone&#x27;: there is no comp" in page
+    assert "No comparison with a Local run: local-run = &#39;gone&#39;: there is no comp" in page
     assert "delta against" not in page
 
 
 def test_a_run_without_tasks_has_one_view_of_everything(tmp_path: Path) -> None:
     run = read_run(mixed_run(tmp_path / "run", ("classification",) * 2))
-    (view,) = views(run)
+    (view,) = task_views(run)
     assert (view.name, view.title, view.run) == ("accuracy", "Accuracy", run)
     page = page_of(tmp_path / "run")
     assert "<h2>Accuracy and loss</h2>" in page

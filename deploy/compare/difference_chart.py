@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from markupsafe import Markup
+
 from deploy.compare.differences import ClientDifference, Difference, points, sign, statement
-from server_app.report.bars import Bar, client_bars
-from server_app.report.svg import empty, figure, percent
+from server_app.formats import percent
+from server_app.report.client_bars import Bar, client_bars
+from server_app.report.html import empty, figure
 
 CHART_STYLE = ".zero{stroke:var(--soft)}rect.equal{fill:var(--soft)}"
 
 
-def bar_chart(found: Difference, first: str, second: str) -> str:
+def difference_chart(found: Difference, first: str, second: str) -> Markup:
     """Draw one bar a client, the first method's gains on the left.
 
     Parameters

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from server_app.report.svg import BOTTOM, LEFT, RIGHT, TOP, Plot, Scale, esc, ticks
+from markupsafe import Markup
+
+from server_app.report.svg import BOTTOM, LEFT, RIGHT, TOP, Plot, Scale, ticks
 
 MOST_NAMED = 25
 """Up to so many clients have their id below their bar."""
@@ -30,7 +32,7 @@ def client_bars(
     axis: str,
     order: str,
     least: float,
-) -> str:
+) -> Markup:
     """Draw the plot; the figure around it, with title and legend, is the caller's.
 
     Parameters
@@ -65,11 +67,6 @@ def client_bars(
     )
     width = min(WIDEST, 0.78 * (plot.x.stop - plot.x.start) / (plot.x.high - plot.x.low))
     for place, bar in enumerate(bars):
-        top, end = sorted((plot.y(bar.value), plot.y(0)))
-        plot.parts.append(
-            f'<rect class="bar {bar.css}" x="{plot.x(place) - width / 2:.1f}" y="{top:.1f}" '
-            f'width="{width:.2f}" height="{max(end - top, 0.8):.1f}">'
-            f"<title>{esc(bar.title)}</title></rect>"
-        )
-    plot.parts.append(f'<path class="{axis}" d="M{LEFT} {plot.y(0):.1f}H{RIGHT}"/>')
+        plot.bar(plot.x(place) - width / 2, width, bar.value, f"bar {bar.css}", bar.title)
+    plot.draw('<path class="{}" d="M{} {:.1f}H{}"/>', axis, LEFT, plot.y(0), RIGHT)
     return plot.render()

@@ -4,36 +4,15 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-from server_app.report.data import Client, RunData
-from server_app.report.stats import (
-    Measured,
-    Point,
-    Spent,
-    curve,
-    main_phase,
-    measured,
-    placed,
-    spent_before,
-    weighted_mean,
-)
-from server_app.report.svg import (
-    BOTTOM,
-    LEFT,
-    RIGHT,
-    TOP,
-    XY,
-    Plot,
-    Scale,
-    empty,
-    esc,
-    figure,
-    human,
-    percent,
-    size,
-    thin,
-    ticks,
-)
-from server_app.report.tasks import View
+from markupsafe import Markup
+
+from server_app.formats import human, percent, size
+from server_app.records.curves import Line, Point, TaskView, curve
+from server_app.records.run_reader import Client, RunRecords
+from server_app.records.scores import Measured, weighted_mean
+from server_app.records.spending import Spent, spent_before
+from server_app.report.html import empty, figure, render
+from server_app.report.svg import BOTTOM, LEFT, RIGHT, TOP, XY, Plot, Scale, thin, ticks
 
 MOST_CLIENT_LINES = 60
 MOST_LINE_POINTS = 150
@@ -49,7 +28,7 @@ def colour_of_models(clients: Sequence[Client]) -> dict[str, str]:
     return {model: "m9" if many else f"m{i}" for i, model in enumerate(models)}
 
 
-def accuracy_scale(values: Sequence[float]) -> Scale:
+def share_scale(values: Sequence[float]) -> Scale:
     """Return the vertical scale for shares: tenths that enclose the values, within 0..1."""
     low = max(0.0, math.floor(10 * min(values) + 1e-9) / 10)
     high = min(1.0, math.ceil(10 * max(values) - 1e-9) / 10)
@@ -73,26 +52,26 @@ def _spread_out(clients: Sequence[int]) -> list[int]:
     return [clients[int(i * step)] for i in range(MOST_CLIENT_LINES)]
 
 
-def _client_lines(table: Measured, phase: str) -> dict[int, list[XY]]:
+def _client_lines(line: Line) -> dict[int, list[XY]]:
     lines: dict[int, list[XY]] = defaultdict(list)
-    for x, (_, values) in placed(table, phase).items():
+    for x, (_, values) in line.items():
         for client, (value, _) in values.items():
             lines[client].append((x, value))
     return dict(sorted(lines.items()))
 
 
-def _extra_lines(view: View, phase: str) -> list[tuple[str, str, list[XY]]]:
+def _extra_lines(view: TaskView) -> list[tuple[str, str, list[XY]]]:
     """(css, legend, points) of the other means: validation, the other phase, other scores."""
-    other = "pre" if phase == "post" else "post"
+    other = "pre" if view.phase == "post" else "post"
     when = {"pre": "before", "post": "after"}[other]
-    run, metric = view.run, view.metric
     found = [
-        ("val", "validation mean", curve(measured(run, f"validation_{metric}"), phase)),
-        ("other", f"mean {when} local training", curve(measured(run, metric), other)),
+        ("val", "validation mean", curve(view.validations, view.phase)),
+        ("other", f"mean {when} local training", curve(view.tests, other)),
     ]
-    names = {row.metric for row in run.metrics if row.metric.startswith(f"{metric}_")}
-    for index, name in enumerate(sorted(names)[:3]):
-        found.append((f"extra e{index}", f"{name} mean", curve(measured(run, name), phase)))
+    names = view.run.metrics["metric"].unique()
+    parts = sorted(name for name in names if name.startswith(f"{view.metric}_"))
+    for index, name in enumerate(parts[:3]):
+        found.append((f"extra e{index}", f"{name} mean", curve(view.measured(name), view.phase)))
     return [
         (css, text, [(p.x, p.mean) for p in points])
         for css, text, points in found
@@ -105,26 +84,23 @@ def _final_place(points: Sequence[Point]) -> float | None:
     return points[-1].x if points[-1].label == "final" and points[-1].phase == "pre" else None
 
 
-def accuracy_over_rounds(view: View, scope: str) -> str:
+def score_over_rounds(view: TaskView, scope: str) -> Markup:
     """Mean with its spread, every client a thin line, and the other measured scores."""
     title = f"{view.title} over rounds"
-    table = measured(view.run, view.metric)
-    phase = main_phase(table)
-    points = curve(table, phase)
+    points = view.points
     if not points:
         return empty(title, "Not evaluated.")
-    lines = _client_lines(table, phase)
+    lines = _client_lines(view.line)
     drawn = _spread_out(list(lines))
-    extras = _extra_lines(view, phase)
+    extras = _extra_lines(view)
     upper = [(p.x, min(1.0, p.mean + p.std)) for p in points]
     lower = [(p.x, max(0.0, p.mean - p.std)) for p in points]
     values = [y for client in drawn for _, y in lines[client]]
     values += [y for _, y in upper + lower] + [y for _, _, line in extras for _, y in line]
     last = max(points[-1].x, points[0].x + 1)
-    plot = Plot(Scale(points[0].x, last, LEFT + 8, RIGHT - 8), accuracy_scale(values), title)
-    marks = [(t, f"{100 * t:.0f}\u202f%") for t in ticks(plot.y.low, plot.y.high, 5)]
-    plot.grid(round_ticks(plot.x, _final_place(points)), marks, "round")
-    plot.band(upper, lower)
+    plot = Plot(Scale(points[0].x, last, LEFT + 8, RIGHT - 8), share_scale(values), title)
+    plot.grid(round_ticks(plot.x, _final_place(points)), _share_ticks(plot.y), "round")
+    plot.area(upper, lower, "band")
     _draw_clients(plot, view.run.clients, {client: lines[client] for client in drawn})
     for css, text, line in extras:
         plot.line(thin(line, 400), css, text)
@@ -132,13 +108,17 @@ def accuracy_over_rounds(view: View, scope: str) -> str:
     if len(points) <= MOST_DOTS:
         for p in points:
             plot.dot((p.x, p.mean), "mean", _point_title(p))
-    when = "before" if phase == "pre" else "after"
+    when = "before" if view.phase == "pre" else "after"
     note = f"Measured {when} each round's local training. {scope}."
     if len(drawn) < len(lines):
         note += f" {len(drawn)} of {len(lines)} client lines are drawn, evenly over the ids."
     legend = [("k mean", "mean, weighted by examples"), ("k band", "± 1 standard deviation")]
     legend += [(f"k {css}", text) for css, text, _ in extras]
     return figure(title, note, legend + _model_legend(view.run.clients), plot.render())
+
+
+def _share_ticks(scale: Scale) -> list[tuple[float, str]]:
+    return [(t, percent(t, 0)) for t in ticks(scale.low, scale.high, 5)]
 
 
 def _point_title(point: Point) -> str:
@@ -164,22 +144,18 @@ def _draw_clients(plot: Plot, cards: Sequence[Client], lines: dict[int, list[XY]
         plot.line(thin(line, MOST_LINE_POINTS), f"client {colours.get(model, 'm9')}", title)
 
 
-def accuracy_over_traffic(run: RunData, tasks: Sequence[View]) -> str:
+def score_over_traffic(run: RunRecords, tasks: Sequence[TaskView]) -> Markup:
     """Draw each task's mean score against the bytes spent on training when it was measured."""
     several = len(tasks) > 1
     title = "Scores over traffic" if several else f"{tasks[0].title} over traffic"
-    curves: list[tuple[View, list[Point], list[Spent]]] = []
-    for view in tasks:
-        table = measured(view.run, view.metric)
-        if points := curve(table, main_phase(table)):
-            curves.append((view, points, spent_before(run, points)))
-    if not curves or not run.traffic:
-        return empty(title, "Not evaluated." if run.traffic else "Traffic was not recorded.")
+    curves = [(view, view.points, spent_before(run, view.points)) for view in tasks if view.points]
+    if not curves or run.traffic.empty:
+        return empty(title, "Traffic was not recorded." if run.traffic.empty else "Not evaluated.")
     end = max(1.0, *(cost.bytes or 0.0 for _, _, spent in curves for cost in spent))
     values = [p.mean for _, points, _ in curves for p in points]
-    plot = Plot(Scale(0, end, LEFT + 8, RIGHT - 20), accuracy_scale(values), title)
-    marks = [(t, f"{100 * t:.0f}\u202f%") for t in ticks(plot.y.low, plot.y.high, 5)]
-    plot.grid([(t, size(t)) for t in ticks(0, end, 4)], marks, "bytes sent so far, both ways")
+    plot = Plot(Scale(0, end, LEFT + 8, RIGHT - 20), share_scale(values), title)
+    costs = [(t, size(t)) for t in ticks(0, end, 4)]
+    plot.grid(costs, _share_ticks(plot.y), "bytes sent so far, both ways")
     legend = [] if several else [("k mean", "mean, weighted by examples")]
     for index, (view, points, spent) in enumerate(curves):
         css = ("mean", "mean")
@@ -192,7 +168,7 @@ def accuracy_over_traffic(run: RunData, tasks: Sequence[View]) -> str:
 
 
 def _draw_spending(
-    plot: Plot, view: View | None, points: Sequence[Point], spent: Sequence[Spent],
+    plot: Plot, view: TaskView | None, points: Sequence[Point], spent: Sequence[Spent],
     css: tuple[str, str],
 ) -> None:  # fmt: skip
     line = [(cost.bytes or 0.0, p.mean) for cost, p in zip(spent, points, strict=True)]
@@ -206,7 +182,22 @@ def _draw_spending(
         plot.dot(place, css[1], text)
 
 
-def by_architecture(run: RunData, tasks: Sequence[View]) -> str:
+STRIPS = """\
+<div class="strips">
+{% for row in rows %}
+<div class="name">{{ row.model }}<small>{{ row.about }}</small></div>
+<div class="strip {{ row.css }}">
+{% for client, value, _ in row.clients %}
+<i style="left:{{ "%.1f" | format(100 * value) }}%"
+ title="client {{ client }}: {{ value | percent }}"></i>
+{% endfor %}
+{% if row.mean is not none %}<b style="left:{{ "%.1f" | format(100 * row.mean) }}%"></b>{% endif %}
+</div><div class="value">{{ row.mean | percent }}</div>
+{% endfor %}
+<div class="scale"><span>0</span><span>{{ half }}</span><span>{{ whole }}</span></div></div>"""
+
+
+def by_architecture(run: RunRecords, tasks: Sequence[TaskView]) -> Markup:
     """One row for each architecture of a task: its clients' last scores as dots, their mean."""
     several = len(tasks) > 1
     title = "Last score" if several else f"Last {tasks[0].name}"
@@ -214,14 +205,14 @@ def by_architecture(run: RunData, tasks: Sequence[View]) -> str:
     colours = colour_of_models(run.clients)
     rows, labels = [], []
     for view in tasks:
-        table = measured(view.run, view.metric)
-        line = list(placed(table, main_phase(table)).values())
+        line = list(view.line.values())
         models: dict[str, list[Client]] = defaultdict(list)
         for card in view.run.clients if line else ():
             models[card.model].append(card)
         labels += [line[-1][0]] if models else []
         rows += [
-            _architecture_row(model, cards, line[-1][1], colours[model], view if several else None)
+            _architecture_row(model, cards, line[-1][1], view if several else None)
+            | {"css": colours[model]}
             for model, cards in models.items()
         ]
     if not rows:
@@ -230,29 +221,22 @@ def by_architecture(run: RunData, tasks: Sequence[View]) -> str:
     note = f"One dot is one client ({label} evaluation); the bar is their weighted mean."
     if len(rows) > MOST_MODELS:
         note += f" First {MOST_MODELS} of {len(rows)} architectures."
-    foot = '<div class="scale"><span>0</span><span>50\u202f%</span><span>100\u202f%</span></div>'
-    strips = f'<div class="strips">{"".join(rows[:MOST_MODELS])}{foot}</div>'
+    strips = render(STRIPS, rows=rows[:MOST_MODELS], half=percent(0.5, 0), whole=percent(1.0, 0))
     return figure(title, note, [], strips)
 
 
 def _architecture_row(
-    model: str, cards: Sequence[Client], last: dict[int, tuple[float, float]], css: str,
-    view: View | None,
-) -> str:  # fmt: skip
+    model: str, cards: Sequence[Client], last: Measured, view: TaskView | None
+) -> dict[str, object]:
     """Return one row; it names the score where the chart has several."""
-    own = [(card.client, last[card.client]) for card in cards if card.client in last]
-    mean = weighted_mean(pair for _, pair in own)
-    dots = "".join(
-        f'<i style="left:{100 * value:.1f}%" title="client {client}: {percent(value)}"></i>'
-        for client, (value, _) in own
-    )
-    bar = "" if mean is None else f'<b style="left:{100 * mean:.1f}%"></b>'
+    own = [(card.client, *last[card.client]) for card in cards if card.client in last]
     sizes = sorted({card.parameters for card in cards if card.parameters is not None})
     parameters = f" · {human(sizes[0])} parameters" if len(sizes) == 1 and not view else ""
     plural = "client" if len(cards) == 1 else "clients"
-    score = f"{esc(view.name)} · " if view else ""
-    return (
-        f'<div class="name">{esc(model)}<small>{score}{len(cards)} {plural}{parameters}</small>'
-        "</div>"
-        f'<div class="strip {css}">{dots}{bar}</div><div class="value">{percent(mean)}</div>'
-    )
+    score = f"{view.name} · " if view else ""
+    return {
+        "model": model,
+        "about": f"{score}{len(cards)} {plural}{parameters}",
+        "clients": own,
+        "mean": weighted_mean((value, examples) for _, value, examples in own),
+    }

@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
-from server_app.records.main_scores import Scores, read_scores, refuse_unlike, relative_changes
-from server_app.records.scores import ClientTask, is_plain, task_name, tasks_in_order
-from server_app.records.summary import check_local_clients, check_local_run, summarise
+from server_app.records.client_tasks import ClientTask, is_plain, task_name, tasks_in_order
+from server_app.records.local_run import check_local_clients, check_local_run
+from server_app.records.relative_change import refuse_unlike, relative_changes
+from server_app.records.run_reader import read_run
+from server_app.records.scores import Scores, main_scores
+from server_app.records.summary import summarise
 from strategies.base.messages import ClientInfo
 from strategies.base.options import ConfigError
 from strategies.base.run_config import RunConfig
@@ -109,7 +112,7 @@ def test_the_last_scores_are_of_the_closing_evaluation(tmp_path: Path) -> None:
         [a_round(1, METRICS, {0: 0.25, 1: 0.25, 4: 0.5}, phase="pre")],
         a_round(1, METRICS, {0: 0.5, 2: 0.75}, phase="final"),
     )
-    scores = read_scores(tmp_path)
+    scores = main_scores(read_run(tmp_path))
     # Client 1 is missing from its task's last evaluation; segmentation was not closed at all.
     assert scores.last() == {0: 0.5, 2: 0.75, 4: 0.5}
     assert list(scores.clients) == [0, 1, 2, 3, 4, 5]

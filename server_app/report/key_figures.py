@@ -3,33 +3,32 @@
 from collections.abc import Sequence
 from typing import Any
 
-from server_app.records.scores import some_left_out
-from server_app.report.data import RunData, section
-from server_app.report.stats import Point, curve, flops_per_round, main_phase, measured
-from server_app.report.svg import (
-    NOT_EVALUATED,
-    NOT_RECORDED,
-    change,
-    duration,
-    esc,
-    grouped,
-    human,
-    percent,
-    size,
-)
-from server_app.report.tasks import View, has_tasks, views
+from markupsafe import Markup
+
+from server_app import formats
+from server_app.formats import NOT_RECORDED, change
+from server_app.records.client_tasks import ClientTask
+from server_app.records.curves import TaskView, task_views
+from server_app.records.relative_change import some_left_out
+from server_app.records.run_reader import RunRecords, section
+from server_app.records.spending import flops_per_round
+from server_app.report.html import duration, grouped, human, percent, render, size, unknown
 
 TILES_A_ROW = 4
 
-Figure = tuple[str, str, str]  # label, value as HTML, explanation as plain text
+Figure = tuple[str, str, str]  # label, value (escaped unless Markup), explanation
+
+TILES = """\
+<dl class="keys">
+{% for label, value, text in figures %}
+<div><dt>{{ label }}</dt><dd{% if loop.first %} class=lead{% endif %}>{{ value }}</dd>
+{#- #}<p>{{ text }}</p></div>
+{% endfor %}
+{% for _ in range(spare) %}<div aria-hidden="true"></div>{% endfor %}
+</dl>"""
 
 
-def _points(view: View) -> list[Point]:
-    table = measured(view.run, view.metric)
-    return curve(table, main_phase(table))
-
-
-def scope(run: RunData, view: View | None = None) -> str:
+def scope(run: RunRecords, view: TaskView | None = None) -> str:
     """Say how many clients stand behind a mean, whose model and which test split.
 
     Without a view it is about all clients of the run.
@@ -38,11 +37,9 @@ def scope(run: RunData, view: View | None = None) -> str:
     known: Any = len(run.clients) or (run.summary or {}).get("clients")
     evaluated = accuracy.get("clients_evaluated")
     if view is not None and view.task:
-        points = _points(view)
-        evaluated, known = (points[-1].clients if points else 0), len(view.run.clients)
+        evaluated, known = view.points[-1].clients if view.points else 0, len(view.run.clients)
     elif evaluated is None or has_tasks(run):
-        last = [points[-1].clients for each in views(run) if (points := _points(each))]
-        evaluated = sum(last)
+        evaluated = sum(each.points[-1].clients for each in task_views(run) if each.points)
     split = accuracy.get("test_split") or run.settings.get("test-split")
     model = accuracy.get("model")
     return ", ".join(
@@ -54,37 +51,40 @@ def scope(run: RunData, view: View | None = None) -> str:
     )
 
 
-def key_figures(run: RunData, tasks: Sequence[View]) -> str:
+def has_tasks(run: RunRecords) -> bool:
+    """Say whether the clients name anything else than what a run without tasks does."""
+    return any(card.task_text != ClientTask.task for card in run.clients)
+
+
+def key_figures(run: RunRecords, tasks: Sequence[TaskView]) -> Markup:
     """Return the tiles below the header: scores, change against a Local run, costs."""
     plain = not tasks[0].task
     figures = _accuracy_figures(run) if plain else [_task_figure(run, view) for view in tasks]
     figures += _delta_figure(run) + _cost_figures(run)
-    tiles = "".join(
-        f"<div><dt>{esc(label)}</dt><dd{' class=lead' if index == 0 else ''}>{value}</dd>"
-        f"<p>{esc(text)}</p></div>"
-        for index, (label, value, text) in enumerate(figures)
-    )
     # Empty tiles fill the last row, whose ground would show as one dark bar otherwise.
-    tiles += '<div aria-hidden="true"></div>' * (-len(figures) % TILES_A_ROW)
-    return f'<dl class="keys">{tiles}</dl>'
+    return render(TILES, figures=figures, spare=-len(figures) % TILES_A_ROW)
 
 
-def _accuracy_figures(run: RunData) -> list[Figure]:
+def _accuracy_figures(run: RunRecords) -> list[Figure]:
     who = scope(run)
     if run.summary is None:
-        points = _points(views(run)[0])
+        points = task_views(run)[0].points
         latest = points[-1] if points else None
         return [
             ("latest accuracy", percent(latest.mean if latest else None),
              f"{latest.label}; {who}" if latest else "no evaluation so far"),
-            ("best accuracy", NOT_RECORDED, "chosen when the run completes"),
-            ("spread over clients", f"± {percent(latest.std)}" if latest else NOT_EVALUATED,
+            ("best accuracy", unknown(NOT_RECORDED), "chosen when the run completes"),
+            ("spread over clients", f"± {formats.percent(latest.std)}" if latest else percent(None),
              "one standard deviation, clients alike"),
-            ("worst client", NOT_RECORDED, "written when the run completes"),
+            ("worst client", unknown(NOT_RECORDED), "written when the run completes"),
         ]  # fmt: skip
     accuracy = section(run.summary, "accuracy")
     mean, std = accuracy.get("mean_over_clients"), accuracy.get("std_over_clients")
-    spread = percent(mean) if mean is None or std is None else f"{percent(mean)} ± {100 * std:.1f}"
+    spread = (
+        percent(mean)
+        if mean is None or std is None
+        else f"{formats.percent(mean)} ± {100 * std:.1f}"
+    )
     return [
         ("final accuracy", percent(accuracy.get("final")), f"weighted by examples; {who}"),
         ("best accuracy", percent(accuracy.get("best")), _best_rule(accuracy, "accuracy")),
@@ -93,21 +93,21 @@ def _accuracy_figures(run: RunData) -> list[Figure]:
     ]
 
 
-def _task_figure(run: RunData, view: View) -> Figure:
+def _task_figure(run: RunRecords, view: TaskView) -> Figure:
     """Return one task's last score and, of a completed run, its best one."""
     entry = section(section(run.summary, "scores"), view.task)
-    points = _points(view)
+    points = view.points
     if not entry:
         latest = points[-1] if points else None
         text = f"{latest.label}; {scope(run, view)}" if latest else "no evaluation so far"
         return (f"latest {view.name}", percent(latest.mean if latest else None), text)
     text = f"weighted by examples; {scope(run, view)}"
     if entry.get("best") is not None:
-        text += f"; best {percent(entry['best'])} in {_best_rule(entry, view.metric)}"
+        text += f"; best {formats.percent(entry['best'])} in {_best_rule(entry, view.metric)}"
     return (f"final {view.name}", percent(entry.get("final")), text)
 
 
-def _delta_figure(run: RunData) -> list[Figure]:
+def _delta_figure(run: RunRecords) -> list[Figure]:
     """Return the mean relative change against a Local run, if there is one."""
     delta = section(run.summary, "delta")
     if delta.get("percent") is None:
@@ -136,14 +136,18 @@ def _best_rule(entry: dict[str, Any], metric: str) -> str:
     return f"{place}, rule of choice not recorded"
 
 
-def _cost_figures(run: RunData) -> list[Figure]:
+def _cost_figures(run: RunRecords) -> list[Figure]:
     traffic, time = section(run.summary, "traffic"), section(run.summary, "time")
     up, down = traffic.get("uplink_bytes"), traffic.get("downlink_bytes")
     extra = [traffic.get(f"evaluation_{way}_bytes") for way in ("uplink", "downlink")]
-    evaluation = "" if None in extra else f"; evaluation {size(extra[0])} up, {size(extra[1])} down"
+    evaluation = (
+        ""
+        if None in extra
+        else f"; evaluation {formats.size(extra[0])} up, {formats.size(extra[1])} down"
+    )
     failed = (run.summary or {}).get("clients_failed")
-    if failed is None and (run.rounds or run.failures):  # on record as soon as a round is
-        failed = sum(row.kind != "skipped" for row in run.failures)
+    if failed is None and (len(run.rounds) or len(run.failures)):  # on record once a round is
+        failed = run.clients_failed
     share = time.get("efficiency")
     scalars = [traffic.get(f"{way}_scalars_per_round") for way in ("uplink", "downlink")]
     return [
@@ -151,10 +155,10 @@ def _cost_figures(run: RunData) -> list[Figure]:
         ("scalars down / round", human(scalars[1]), f"{_exact(scalars[1])}all participants"),
         ("training FLOPs / round", human(flops_per_round(run)),
          "operations of all clients that trained, fullest round"),
-        ("bytes up, down", _two(size(up), size(down)), f"training, whole run{evaluation}"),
+        ("bytes up, down", _two(up, down), f"training, whole run{evaluation}"),
         ("time", duration(time.get("total_s")), _time_note(time)),
         ("client compute", duration(time.get("client_compute_s")), "summed over clients"),
-        ("efficiency", NOT_RECORDED if share is None else percent(share, 0),
+        ("efficiency", unknown(NOT_RECORDED) if share is None else percent(share, 0),
          "client compute / (wall time \u00d7 workers)"),
         ("failures", grouped(failed),
          f"client rounds left out; rounds recorded: {len(run.rounds) or 'none'}"),
@@ -162,13 +166,15 @@ def _cost_figures(run: RunData) -> list[Figure]:
 
 
 def _exact(number: float | None) -> str:
-    return "" if number is None else f"{grouped(number)}, "
+    return "" if number is None else f"{formats.grouped(number)}, "
 
 
-def _two(up: str, down: str) -> str:
-    return up if up == down == NOT_RECORDED else f"{up} <small>↑</small> {down} <small>↓</small>"
+def _two(up: float | None, down: float | None) -> str:
+    if up is None and down is None:
+        return unknown(NOT_RECORDED)
+    return Markup("{} <small>↑</small> {} <small>↓</small>").format(size(up), size(down))
 
 
 def _time_note(time: dict[str, Any]) -> str:
     median = time.get("round_s_median")
-    return "whole run" if median is None else f"whole run; median round {duration(median)}"
+    return "whole run" + ("" if median is None else f"; median round {formats.duration(median)}")
