@@ -10,6 +10,7 @@ from server_app.records.client_tasks import (
     ClientTask,
     TaskScore,
     is_plain,
+    named_clients,
     task_name,
     tasks_in_order,
 )
@@ -84,16 +85,10 @@ def data_lines(infos: Mapping[int, ClientInfo]) -> list[str]:
             readers.setdefault(infos[client].data_notes, []).append(client)
     lines = []
     for notes, clients in list(readers.items())[:SHOWN_CLIENTS]:
-        who = "all clients" if len(clients) == len(infos) else _listed(clients)
+        who = "all clients" if len(clients) == len(infos) else named_clients(clients)
         lines.append(f"  data of {who}: {notes}")
     hidden = len(readers) - len(lines)
     return lines + [f"  and {hidden} more, see clients.csv"] * bool(hidden)
-
-
-def _listed(clients: Sequence[int]) -> str:
-    shown = ", ".join(map(str, clients[:5]))
-    more = f" and {len(clients) - 5} more" if len(clients) > 5 else ""
-    return f"client{'s' if len(clients) > 1 else ''} {shown}{more}"
 
 
 def _task_column(
@@ -187,9 +182,12 @@ def _accuracy_lines(summary: Mapping[str, Any]) -> list[str]:
         f"{accuracy['clients_evaluated']} of {summary['clients']} clients, "
         f"{accuracy['model']} models, {accuracy['test_split']} test split"
     )
+    (task,) = summary.get("scores") or [""]
+    basis = _basis(summary, task)
     lines = [
         f"final accuracy {percent(accuracy['final'])} ({scope})",
-        f"best accuracy  {percent(accuracy['best'])}{_chosen(accuracy, 'accuracy')}",
+        *_caveat_lines(basis),
+        f"best accuracy  {percent(accuracy['best'])}{_chosen(accuracy, 'accuracy', basis)}",
     ]
     over_models = accuracy["mean_over_models"]
     if accuracy["model"] == "global" and over_models is not None:
@@ -212,15 +210,28 @@ def _score_lines(summary: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"  {names[task]:<{width}}  {percent(entry['final'])} "
             f"({entry['clients']} {plural}; best {percent(entry['best'])}"
-            f"{_chosen(entry, entry['metric'])})"
+            f"{_chosen(entry, entry['metric'], _basis(summary, task))})"
         )
+        lines += [f"  {line}" for line in _caveat_lines(_basis(summary, task))]
     return lines
 
 
-def _chosen(entry: Mapping[str, Any], metric: str) -> str:
+def _basis(summary: Mapping[str, Any], task: str) -> Mapping[str, Any]:
+    """Return what a task's numbers rest on; nothing in the summary of an older version."""
+    found: Mapping[str, Any] = (summary.get("rests_on") or {}).get(task, {})
+    return found
+
+
+def _caveat_lines(basis: Mapping[str, Any]) -> list[str]:
+    """Return what a reader would not think of a final number, see `records.basis`."""
+    return [f"  note: {'; '.join(basis['caveats'])}"] if basis.get("caveats") else []
+
+
+def _chosen(entry: Mapping[str, Any], metric: str, basis: Mapping[str, Any]) -> str:
     if entry["best"] is None:
         return ""
-    return f" in round {entry['best_round']}, chosen by {entry['best_by']} {metric}"
+    among = f", {basis['best_caveat']}" if basis.get("best_caveat") else ""
+    return f" in round {entry['best_round']}, chosen by {entry['best_by']} {metric}{among}"
 
 
 def _delta_lines(summary: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from deploy.compare.cells import NOT_RUN, Spread
 from deploy.compare.deltas import DELTA_FIELD, delta_field
 from deploy.compare.differences import differences, markdown_table, tables
-from deploy.compare.page import page
+from deploy.compare.page import RESTS_ON, page
 from deploy.compare.plan import Plan
 from deploy.compare.results import (
     RATIO_FIELD,
@@ -126,7 +126,14 @@ def write_outputs(plan: Plan, states: Mapping[str, str], notes: Mapping[str, str
         "md": markdown(plan, heads, body, left_out(rows)) + tables(found),
         "csv": csv_text(plan, rows),
         "html": page(
-            plan, states, notes, rows, heads, body, [explanation(plan), *left_out(rows)], found
+            plan,
+            states,
+            notes,
+            rows,
+            heads,
+            body,
+            [explanation(plan), *resting(rows), *left_out(rows)],
+            found,
         ),
     }
     for suffix, text in texts.items():
@@ -135,12 +142,17 @@ def write_outputs(plan: Plan, states: Mapping[str, str], notes: Mapping[str, str
 
 
 def table_cells(plan: Plan, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Return the table's headings and its cells as texts."""
+    """Return the table's headings and its cells as texts.
+
+    The last column says where scores rest on less than a reader would think; it is there only if
+    that is so in a row.
+    """
     variants = any(row.variant for row in rows)
     columns = columns_of(plan)
     first = ["variant", "method"] if variants else ["method"]
     titles = [title.format(reference=plan.reference) for title, _ in columns.values()]
-    heads = [*first, *titles, "seeds"]
+    rests_on = [RESTS_ON] if any(row.rests_on for row in rows) else []
+    heads = [*first, *titles, "seeds", *rests_on]
     body = []
     for row in rows:
         cells = [row.cells.get(c, NOT_RUN) for c in columns]
@@ -149,7 +161,8 @@ def table_cells(plan: Plan, rows: Sequence[Row]) -> tuple[list[str], list[list[s
             for cell, (_, form) in zip(cells, columns.values(), strict=True)
         ]
         names = [row.variant, row.label] if variants else [row.label]
-        body.append([*names, *texts, f"{row.complete} of {row.planned}"])
+        last = [row.rests_on] if rests_on else []
+        body.append([*names, *texts, f"{row.complete} of {row.planned}", *last])
     return heads, body
 
 
@@ -207,11 +220,16 @@ def _about_delta(plan: Plan) -> str:
 
 def left_out(rows: Sequence[Row]) -> list[str]:
     """Return whom delta leaves out, one sentence a row."""
-    return [
-        f"delta of {row.label}{f', {row.variant}' if row.variant else ''}: {'; '.join(row.notes)}"
-        for row in rows
-        if row.notes
-    ]
+    return [f"delta of {_name(row)}: {'; '.join(row.notes)}" for row in rows if row.notes]
+
+
+def resting(rows: Sequence[Row]) -> list[str]:
+    """Return on what the rows' scores rest where it is less than one would think, one a row."""
+    return [f"{RESTS_ON}: {_name(row)}: {row.rests_on}" for row in rows if row.rests_on]
+
+
+def _name(row: Row) -> str:
+    return row.label + (f", {row.variant}" if row.variant else "")
 
 
 def markdown(
@@ -221,8 +239,8 @@ def markdown(
     notes: Sequence[str] = (),
 ) -> str:
     """Return the table for GitHub, and notes on its numbers below it."""
-    names = len(heads) - len(columns_of(plan)) - 1
-    lines = markdown_table(heads, [":---"] * names + ["---:"] * (len(heads) - names), body)
+    texts = ("variant", "method", RESTS_ON)
+    lines = markdown_table(heads, [":---" if h in texts else "---:" for h in heads], body)
     listed = ["", "Left out:", "", *(f"- {note}" for note in notes)] if notes else []
     return "\n".join([f"# {plan.name}", "", *lines, "", explanation(plan), *listed, ""])
 
@@ -236,7 +254,8 @@ def csv_text(plan: Plan, rows: Sequence[Row]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     measures = [f"{column}{part}" for column in columns for part in ("", "_std")]
-    writer.writerow(["variant", "label", "method", *measures, "seeds_complete", "seeds_planned"])
+    ends: list[object] = ["seeds_complete", "seeds_planned", "rests_on"]
+    writer.writerow(["variant", "label", "method", *measures, *ends])
     for row in rows:
         cells: list[object] = []
         for column in columns:
@@ -245,5 +264,6 @@ def csv_text(plan: Plan, rows: Sequence[Row]) -> str:
                 cells += [cell, ""]
             else:
                 cells += [repr(cell.mean), "" if cell.std is None else repr(cell.std)]
-        writer.writerow([row.variant, row.label, row.method, *cells, row.complete, row.planned])
+        ends = [row.complete, row.planned, row.rests_on]
+        writer.writerow([row.variant, row.label, row.method, *cells, *ends])
     return out.getvalue()

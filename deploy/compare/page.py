@@ -16,6 +16,9 @@ from server_app.report.html import PAGE, empty, figure, joined, render
 from server_app.report.style import LOGO, STYLE
 from server_app.report.svg import BOTTOM, LEFT, RIGHT, TOP, Plot, Scale, ticks
 
+RESTS_ON = "rests on"
+"""Heading of the column that says where scores rest on less than a reader would think."""
+
 PALETTE = (
     "#4169c4", "#c8553d", "#c08a1e", "#4f8a5f", "#8a63ac", "#2b8a97", "#b0508a", "#7a8b2a",
     "#8c6b4f", "#6c7a89", "#d0763a", "#3f9fb5",
@@ -31,8 +34,9 @@ _STYLE = (
 )
 
 BODY = """\
-{% macro cell(tag, text, is_name) -%}
-{% set css = "left" if is_name else "none" if text.startswith("not ") else "" %}
+{% macro cell(tag, text, at) -%}
+{% set css = "left reason" if heads[at] == rests_on else "left" if at < names
+  else "none" if text.startswith("not ") else "" %}
 <{{ tag }} class="{{ css }}">{{ text }}</{{ tag }}>
 {%- endmacro %}
 <header><div class="eyebrow">{{ logo }}Wildflower comparison
@@ -44,10 +48,10 @@ BODY = """\
 {% endif %}
 <h2>Table</h2>{% for text in about %}<p class="note">{{ text }}</p>{% endfor %}
 <div class="scroll"><table class="results"><thead><tr>
-{% for text in heads %}{{ cell("th", text, loop.index <= names) }}{% endfor %}
+{% for text in heads %}{{ cell("th", text, loop.index0) }}{% endfor %}
 </tr></thead><tbody>
 {% for cells in body %}
-<tr>{% for text in cells %}{{ cell("td", text, loop.index <= names) }}{% endfor %}</tr>
+<tr>{% for text in cells %}{{ cell("td", text, loop.index0) }}{% endfor %}</tr>
 {% endfor %}
 </tbody></table></div>
 <h2>Runs</h2>
@@ -88,6 +92,7 @@ def page(
         about=notes_below,
         heads=heads,
         body=body,
+        rests_on=RESTS_ON,
         names=2 if any(row.variant for row in rows) else 1,
         states=states,
         notes=notes,

@@ -11,6 +11,7 @@ from deploy.compare.deltas import delta_cells
 from deploy.compare.plan import Plan, PlannedRun
 from deploy.compare.progress import COMPLETE
 from server_app.formats import NOT_EVALUATED, NOT_RECORDED
+from server_app.records.basis import caveats
 from server_app.records.client_tasks import ClientTask
 from server_app.records.curves import Point, TaskView, task_views
 from server_app.records.run_reader import RunRecords, read_run, section
@@ -52,12 +53,15 @@ class RunResult:
         Every client's main scores.
     final : dict of int to float
         Main score of every client in the last evaluation.
+    rests_on : tuple of str
+        What a reader would not think of its scores, see `records.basis`.
     """
 
     values: Mapping[str, float | str]
     points: Mapping[str, Sequence[Point]]
     scores: Scores
     final: Mapping[int, float]
+    rests_on: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +84,8 @@ class Row:
         By client.
     notes : list of str
         Whom `delta` leaves out, and why.
+    rests_on : str
+        Where its scores rest on less than a reader would think.
     """
 
     variant: str
@@ -92,6 +98,7 @@ class Row:
     finals: Mapping[int, Mapping[int, float]]
     tasks: Mapping[int, ClientTask]
     notes: Sequence[str] = ()
+    rests_on: str = ""
 
 
 def collect(plan: Plan, states: Mapping[str, str]) -> list[Row]:
@@ -144,6 +151,19 @@ def _row(
         finals={seed: result.final for seed, result in by_seed.items()},
         tasks=clients,
         notes=notes,
+        rests_on=_over_seeds({seed: result.rests_on for seed, result in by_seed.items()}),
+    )
+
+
+def _over_seeds(texts: Mapping[int, Sequence[str]]) -> str:
+    """Join what is said of the seeds; of a text that is not said of all, the seeds are named."""
+    seeds: dict[str, list[int]] = {}
+    for seed, said in texts.items():
+        for text in said:
+            seeds.setdefault(text, []).append(seed)
+    return "; ".join(
+        text if len(own) == len(texts) else f"{text} (seed {', '.join(map(str, own))})"
+        for text, own in seeds.items()
     )
 
 
@@ -162,7 +182,19 @@ def read_result(directory: Path, target: float | None) -> RunResult:
     if target is not None:
         values |= to_target(run, TaskView("", "accuracy", run).points, target)
     points = {view.name: view.points for view in task_views(run)}
-    return RunResult(values, points, scores, scores.last())
+    return RunResult(values, points, scores, scores.last(), _rests_on(run))
+
+
+def _rests_on(run: RunRecords) -> tuple[str, ...]:
+    found = []
+    for view in task_views(run):
+        part = section(section(run.summary, "scores"), view.task) if view.task else None
+        entry = part or section(run.summary, "accuracy")
+        of_final, of_best = caveats(run, view.task, entry)
+        texts = [of_final] if of_final else []
+        texts += [f"best {of_best}"] if of_best else []
+        found += [f"{view.task}: {text}" if view.task else text for text in texts]
+    return tuple(found)
 
 
 def score_field(task: str, metric: str) -> str:

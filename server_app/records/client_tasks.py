@@ -7,10 +7,12 @@ A client's main score is the metric of its task: `accuracy`, `map` (mean average
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from data.tasks import METRIC_OF
+
+MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -85,3 +87,10 @@ def tasks_in_order(clients: Mapping[int, ClientTask]) -> dict[str, str]:
 def is_plain(tasks: Mapping[str, str]) -> bool:
     """Say whether one mean accuracy tells of all clients: one task, measured by accuracy."""
     return list(tasks.values()) in ([], ["accuracy"])
+
+
+def named_clients(clients: Sequence[int]) -> str:
+    """Name the first few clients: "client 3", "clients 0, 1, 2, 3, 4 and 7 more"."""
+    names = ", ".join(map(str, clients[:MOST_NAMED]))
+    more = f" and {len(clients) - MOST_NAMED} more" if len(clients) > MOST_NAMED else ""
+    return f"client{'s' if len(clients) > 1 else ''} {names}{more}"

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from functools import cached_property
 
 import numpy as np
 import pandas as pd
 
-from server_app.records.client_tasks import ClientTask, is_plain, tasks_in_order
+from server_app.records.client_tasks import (
+    ClientTask,
+    is_plain,
+    named_clients,
+    tasks_in_order,
+)
 from server_app.records.run_reader import RunRecords
 from server_app.records.scores import Evaluations, Measured, evaluations, weighted_mean
 
@@ -29,6 +35,7 @@ class Point:
     mean: float
     std: float
     clients: int
+    who: frozenset[int] = frozenset()
 
 
 def main_phase(table: Evaluations) -> str:
@@ -62,8 +69,20 @@ def curve(table: Evaluations, phase: str) -> list[Point]:
         mean = weighted_mean(values.values())
         if mean is not None:
             spread = float(np.std([value for value, _ in values.values()]))
-            points.append(Point(x, label, phase, mean, spread, len(values)))
+            points.append(Point(x, label, phase, mean, spread, len(values), frozenset(values)))
     return points
+
+
+def changes_of_clients(points: list[Point]) -> list[tuple[Point, str]]:
+    """Return the points that other clients were evaluated for than before, and who changed."""
+    found = []
+    for before, point in itertools.pairwise(points):
+        joined, gone = sorted(point.who - before.who), sorted(before.who - point.who)
+        words = [f"{len(joined)} more ({named_clients(joined)})"] if joined else []
+        words += [f"{len(gone)} fewer ({named_clients(gone)})"] if gone else []
+        if words:
+            found.append((point, f"from {point.label} on {', '.join(words)}"))
+    return found
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

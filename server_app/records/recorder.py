@@ -46,7 +46,8 @@ class Recorder:
     latest : list of TaskScore
         Of the round added last: every task of the run, in the order of the first clients.
     best : dict of str to float
-        By task, the highest mean since the start or resume, closing evaluations left out.
+        By task, the highest mean since the start or resume over the very clients of its latest
+        evaluation, closing evaluations left out.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -56,6 +57,7 @@ class Recorder:
         self.tasks: dict[int, ClientTask] = {}
         self.latest: list[TaskScore] = []
         self.best: dict[str, float] = {}
+        self._best_of: dict[tuple[str, frozenset[int]], float] = {}
 
     def begin(self, keep_rounds: int, others: Mapping[Path, str] | None = None) -> None:
         """Make the files, or cut them back to `keep_rounds` finished rounds of a resumed run.
@@ -164,9 +166,12 @@ class Recorder:
         for task, metric in tasks_in_order(known).items():
             own = [(c, row) for c, row in scored if known[c].task == task]
             mean = weighted_mean((row.value, row.examples) for _, row in own)
-            self.latest.append(TaskScore(task, metric, mean, len({client for client, _ in own})))
+            clients = frozenset(client for client, _ in own)
+            self.latest.append(TaskScore(task, metric, mean, len(clients)))
             if mean is not None and not closing:
-                self.best[task] = max(mean, self.best.get(task, mean))
+                # As in the summary: the mean of other clients is another quantity.
+                so_far = self._best_of.get((task, clients), mean)
+                self.best[task] = self._best_of[task, clients] = max(mean, so_far)
 
     def _remember(self, client: int, row: MetricRow) -> None:
         if self._is_score(client, row):

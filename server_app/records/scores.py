@@ -107,27 +107,40 @@ def _only(found: Evaluations, clients: Mapping[int, ClientTask]) -> Evaluations:
 
 def task_scores(scores: Scores, metric: str) -> dict[str, Any]:
     """Return what came out of one task: means over its clients, weighted by examples."""
-    means, by_validation = _means(scores.tests), _means(scores.validations)
-    best = _best(means, by_validation)
+    best, by = best_evaluation(scores)
     return {
         "metric": metric,
         "final": weighted_mean(scores.final().values()),
-        "best": means.get(best) if best else None,
+        "best": weighted_mean(scores.tests[best].values()) if best else None,
         "best_round": best[0] if best else None,
         "best_phase": best[1] if best else None,
-        "best_by": "validation" if by_validation else "test",
+        "best_by": by,
         "clients": len(scores.final()),
     }
 
 
-def _means(found: Evaluations) -> dict[Evaluation, float | None]:
-    return {at: weighted_mean(values.values()) for at, values in found.items()}
+def comparable(scores: Scores) -> list[Evaluation]:
+    """Return the evaluations of the very clients that the last one has, in the order of the run.
+
+    A mean over other clients, before one joined late or while one was away, is another quantity:
+    the best of all would be the best set of clients.
+    """
+    return [at for at, values in scores.tests.items() if values.keys() == scores.final().keys()]
 
 
-def _best(
-    means: Mapping[Evaluation, float | None], by_validation: Mapping[Evaluation, float | None]
-) -> Evaluation | None:
-    """Return the evaluation with the best validation score, or test score where there is none."""
-    chosen = by_validation or means
-    # The first of equals: the earliest round that is as good as any.
-    return max(chosen, key=lambda key: chosen[key] or 0.0, default=None)
+def best_evaluation(scores: Scores) -> tuple[Evaluation | None, str]:
+    """Choose the best evaluation among the comparable ones, and say by what.
+
+    Returns
+    -------
+    The evaluation, None without any, and "validation", or "test" where the last evaluation has no
+    validation scores. The first of equals: the earliest round that is as good as any.
+    """
+    candidates = comparable(scores)
+    chosen_by, rule = scores.tests, "test"
+    if scores.validations and (not candidates or candidates[-1] in scores.validations):
+        chosen_by, rule = scores.validations, "validation"
+        own = {*chosen_by.get(candidates[-1], ())} if candidates else set()
+        candidates = [at for at in candidates if chosen_by.get(at, {}).keys() == own]
+    means = {at: weighted_mean(chosen_by[at].values()) or 0.0 for at in candidates}
+    return max(means, key=lambda at: means[at], default=None), rule

@@ -6,6 +6,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from server_app.records.basis import basis_of
 from server_app.records.local_run import change_against_local_run
 from server_app.records.run_reader import RunRecords, read_run
 from server_app.records.scores import Scores, main_scores, task_scores, weighted_mean
@@ -24,6 +25,7 @@ def summarise(directory: Path, run: RunConfig, clients: int) -> dict[str, Any]:
     with_accuracy = scores.of(lambda client: client.metric == "accuracy")
     by_model = _accuracy_by_model(records, with_accuracy)
     over_models = {"mean_over_models": statistics.fmean(by_model.values()) if by_model else None}
+    model, split = run.chosen_method.evaluated_model, run.test_split
     delta, reason = change_against_local_run(run, scores)
     return {
         "method": run.method,
@@ -35,6 +37,10 @@ def summarise(directory: Path, run: RunConfig, clients: int) -> dict[str, Any]:
         "accuracy_by_model": by_model,
         "scores": {
             task: task_scores(scores.of_task(task), metric) for task, metric in scores.tasks.items()
+        },
+        "rests_on": {
+            task: basis_of(records, scores.of_task(task), run.num_rounds, model, split).as_dict()
+            for task in scores.tasks
         },
         "delta": delta,
         "delta_reason": reason,

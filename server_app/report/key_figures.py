@@ -1,12 +1,13 @@
 """The key figures of the report, and what stands behind them."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
 from server_app import formats
 from server_app.formats import NOT_RECORDED, change
+from server_app.records.basis import FEW_EXAMPLES, caveats
 from server_app.records.client_tasks import ClientTask
 from server_app.records.curves import TaskView, task_views
 from server_app.records.relative_change import some_left_out
@@ -16,13 +17,22 @@ from server_app.report.html import duration, grouped, human, percent, render, si
 
 TILES_A_ROW = 4
 
-Figure = tuple[str, str, str]  # label, value (escaped unless Markup), explanation
+
+class Figure(NamedTuple):
+    """A tile: label, value (escaped unless Markup), explanation, and what `basis` says of it."""
+
+    label: str
+    value: str
+    text: str
+    caveat: str = ""
+
 
 TILES = """\
 <dl class="keys">
-{% for label, value, text in figures %}
-<div><dt>{{ label }}</dt><dd{% if loop.first %} class=lead{% endif %}>{{ value }}</dd>
-{#- #}<p>{{ text }}</p></div>
+{% for tile in figures %}
+<div><dt>{{ tile.label }}</dt><dd{% if loop.first %} class=lead{% endif %}>{{ tile.value }}</dd>
+{#- #}<p>{{ tile.text }}</p>
+{%- if tile.caveat %}<p class="but">{{ tile.caveat }}</p>{% endif %}</div>
 {% endfor %}
 {% for _ in range(spare) %}<div aria-hidden="true"></div>{% endfor %}
 </dl>"""
@@ -59,26 +69,26 @@ def has_tasks(run: RunRecords) -> bool:
 def key_figures(run: RunRecords, tasks: Sequence[TaskView]) -> Markup:
     """Return the tiles below the header: scores, change against a Local run, costs."""
     plain = not tasks[0].task
-    figures = _accuracy_figures(run) if plain else [_task_figure(run, view) for view in tasks]
+    figures = _accuracy_figures(run, tasks[0]) if plain else [_task_figure(run, t) for t in tasks]
     figures += _delta_figure(run) + _cost_figures(run)
     # Empty tiles fill the last row, whose ground would show as one dark bar otherwise.
     return render(TILES, figures=figures, spare=-len(figures) % TILES_A_ROW)
 
 
-def _accuracy_figures(run: RunRecords) -> list[Figure]:
+def _accuracy_figures(run: RunRecords, view: TaskView) -> list[Figure]:
     who = scope(run)
-    if run.summary is None:
-        points = task_views(run)[0].points
-        latest = points[-1] if points else None
-        return [
-            ("latest accuracy", percent(latest.mean if latest else None),
-             f"{latest.label}; {who}" if latest else "no evaluation so far"),
-            ("best accuracy", unknown(NOT_RECORDED), "chosen when the run completes"),
-            ("spread over clients", f"± {formats.percent(latest.std)}" if latest else percent(None),
-             "one standard deviation, clients alike"),
-            ("worst client", unknown(NOT_RECORDED), "written when the run completes"),
-        ]  # fmt: skip
     accuracy = section(run.summary, "accuracy")
+    of_final, of_best = caveats(run, view.task, accuracy)
+    if run.summary is None:
+        latest = view.points[-1] if view.points else None
+        spread = f"± {formats.percent(latest.std)}" if latest else percent(None)
+        return [
+            Figure("latest accuracy", percent(latest.mean if latest else None),
+                   f"{latest.label}; {who}" if latest else "no evaluation so far", of_final),
+            Figure("best accuracy", unknown(NOT_RECORDED), "chosen when the run completes"),
+            Figure("spread over clients", spread, "one standard deviation, clients alike"),
+            Figure("worst client", unknown(NOT_RECORDED), "written when the run completes"),
+        ]  # fmt: skip
     mean, std = accuracy.get("mean_over_clients"), accuracy.get("std_over_clients")
     spread = (
         percent(mean)
@@ -86,25 +96,37 @@ def _accuracy_figures(run: RunRecords) -> list[Figure]:
         else f"{formats.percent(mean)} ± {100 * std:.1f}"
     )
     return [
-        ("final accuracy", percent(accuracy.get("final")), f"weighted by examples; {who}"),
-        ("best accuracy", percent(accuracy.get("best")), _best_rule(accuracy, "accuracy")),
-        ("mean ± std over clients", spread, f"every client counts alike; {who}"),
-        ("worst client", percent(accuracy.get("worst_client")), "lowest final accuracy"),
-    ]
+        Figure("final accuracy", percent(accuracy.get("final")), f"weighted by examples; {who}",
+               of_final),
+        Figure("best accuracy", percent(accuracy.get("best")), _best_rule(accuracy, "accuracy"),
+               of_best),
+        Figure("mean ± std over clients", spread, f"every client counts alike; {who}", of_final),
+        Figure("worst client", percent(accuracy.get("worst_client")), _about_worst(view)),
+    ]  # fmt: skip
+
+
+def _about_worst(view: TaskView) -> str:
+    """Say on how few examples the lowest accuracy may rest."""
+    last = list(view.line.values())[-1][1] if view.line else {}
+    value, examples = min(last.values(), default=(None, None))
+    few = value is not None and examples is not None and examples < FEW_EXAMPLES
+    return "lowest final accuracy" + (f", on {examples:.0f} test examples" if few else "")
 
 
 def _task_figure(run: RunRecords, view: TaskView) -> Figure:
     """Return one task's last score and, of a completed run, its best one."""
     entry = section(section(run.summary, "scores"), view.task)
-    points = view.points
+    of_final, of_best = caveats(run, view.task, entry)
     if not entry:
-        latest = points[-1] if points else None
+        latest = view.points[-1] if view.points else None
         text = f"{latest.label}; {scope(run, view)}" if latest else "no evaluation so far"
-        return (f"latest {view.name}", percent(latest.mean if latest else None), text)
+        mean = percent(latest.mean if latest else None)
+        return Figure(f"latest {view.name}", mean, text, of_final)
     text = f"weighted by examples; {scope(run, view)}"
     if entry.get("best") is not None:
         text += f"; best {formats.percent(entry['best'])} in {_best_rule(entry, view.metric)}"
-    return (f"final {view.name}", percent(entry.get("final")), text)
+        text += f", {of_best}" if of_best else ""
+    return Figure(f"final {view.name}", percent(entry.get("final")), text, of_final)
 
 
 def _delta_figure(run: RunRecords) -> list[Figure]:
@@ -119,7 +141,7 @@ def _delta_figure(run: RunRecords) -> list[Figure]:
     left_out = section(delta, "left_out")
     if left_out:
         text += "; not in it: " + some_left_out(left_out)
-    return [(f"delta against {delta.get('against')}", change(delta["percent"]), text)]
+    return [Figure(f"delta against {delta.get('against')}", change(delta["percent"]), text)]
 
 
 def _best_rule(entry: dict[str, Any], metric: str) -> str:
@@ -151,16 +173,16 @@ def _cost_figures(run: RunRecords) -> list[Figure]:
     share = time.get("efficiency")
     scalars = [traffic.get(f"{way}_scalars_per_round") for way in ("uplink", "downlink")]
     return [
-        ("scalars up / round", human(scalars[0]), f"{_exact(scalars[0])}all participants"),
-        ("scalars down / round", human(scalars[1]), f"{_exact(scalars[1])}all participants"),
-        ("training FLOPs / round", human(flops_per_round(run)),
+        Figure("scalars up / round", human(scalars[0]), f"{_exact(scalars[0])}all participants"),
+        Figure("scalars down / round", human(scalars[1]), f"{_exact(scalars[1])}all participants"),
+        Figure("training FLOPs / round", human(flops_per_round(run)),
          "operations of all clients that trained, fullest round"),
-        ("bytes up, down", _two(up, down), f"training, whole run{evaluation}"),
-        ("time", duration(time.get("total_s")), _time_note(time)),
-        ("client compute", duration(time.get("client_compute_s")), "summed over clients"),
-        ("efficiency", unknown(NOT_RECORDED) if share is None else percent(share, 0),
+        Figure("bytes up, down", _two(up, down), f"training, whole run{evaluation}"),
+        Figure("time", duration(time.get("total_s")), _time_note(time)),
+        Figure("client compute", duration(time.get("client_compute_s")), "summed over clients"),
+        Figure("efficiency", unknown(NOT_RECORDED) if share is None else percent(share, 0),
          "client compute / (wall time \u00d7 workers)"),
-        ("failures", grouped(failed),
+        Figure("failures", grouped(failed),
          f"client rounds left out; rounds recorded: {len(run.rounds) or 'none'}"),
     ]  # fmt: skip
 

@@ -28,6 +28,7 @@ from server_app.report.cost_charts import (
 from server_app.report.html import PAGE, joined, render
 from server_app.report.key_figures import has_tasks, key_figures, scope
 from server_app.report.score_charts import by_architecture, score_over_rounds, score_over_traffic
+from server_app.report.size_chart import client_sizes
 from server_app.report.style import LOGO, SCRIPT, STYLE
 from server_app.report.tables import (
     client_table,
@@ -51,6 +52,7 @@ BODY = """\
 <h2>{{ heading }}</h2><div class="charts">{{ results }}</div>
 <h2>Cost</h2><div class="charts">{{ costs }}</div>
 <h2>Clients</h2>{{ clients }}
+{% if sizes %}<div class="charts">{{ sizes }}</div>{% endif %}
 {% if failures %}<h2>Failures</h2>{{ failures }}{% endif %}
 <h2>Settings</h2>{{ settings }}
 <h2>Provenance</h2>{{ provenance }}
@@ -104,6 +106,7 @@ def render_page(run: RunRecords) -> str:
         results=_results(run, tasks),
         costs=_costs(run, tasks),
         clients=joined([client_table(run, scope(run)), task_table(run, tasks), model_table(tasks)]),
+        sizes=client_sizes(run),
         failures=failure_table(run) if len(run.failures) else "",
         settings=settings_table(run),
         provenance=facts(_provenance(run)),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from server_app.formats import human, percent, size
-from server_app.records.curves import Line, Point, TaskView, curve
+from server_app.records.curves import Line, Point, TaskView, changes_of_clients, curve
 from server_app.records.run_reader import Client, RunRecords
 from server_app.records.scores import Measured, weighted_mean
 from server_app.records.spending import Spent, spent_before
@@ -18,6 +18,7 @@ MOST_CLIENT_LINES = 60
 MOST_LINE_POINTS = 150
 MOST_DOTS = 60
 MOST_MODELS = 30
+MOST_CHANGES = 40
 COLOURS = 6
 
 
@@ -101,6 +102,9 @@ def score_over_rounds(view: TaskView, scope: str) -> Markup:
     plot = Plot(Scale(points[0].x, last, LEFT + 8, RIGHT - 8), share_scale(values), title)
     plot.grid(round_ticks(plot.x, _final_place(points)), _share_ticks(plot.y), "round")
     plot.area(upper, lower, "band")
+    changes = changes_of_clients(points)
+    for point, text in changes[:MOST_CHANGES]:
+        plot.rule(point.x, "change", text)
     _draw_clients(plot, view.run.clients, {client: lines[client] for client in drawn})
     for css, text, line in extras:
         plot.line(thin(line, 400), css, text)
@@ -114,6 +118,10 @@ def score_over_rounds(view: TaskView, scope: str) -> Markup:
         note += f" {len(drawn)} of {len(lines)} client lines are drawn, evenly over the ids."
     legend = [("k mean", "mean, weighted by examples"), ("k band", "± 1 standard deviation")]
     legend += [(f"k {css}", text) for css, text, _ in extras]
+    if changes:
+        first, times = changes[0][1], f"{len(changes)} times, first"
+        note += f" The evaluated clients change {times if len(changes) > 1 else 'once,'} {first}."
+        legend.append(("k change", "other clients from here on"))
     return figure(title, note, legend + _model_legend(view.run.clients), plot.render())
 
 

@@ -50,7 +50,8 @@ border-radius:12px;overflow:hidden;margin:28px 0 10px}
 .keys dd{font-size:23px;line-height:1.25;letter-spacing:-.01em;font-weight:600}
 .keys dd.lead{color:var(--down)}
 .keys dd .none{font-size:16px}
-.keys p{font-size:12px;line-height:1.4;color:var(--soft);margin-top:3px}
+.keys p{font-size:12px;line-height:1.4;color:var(--soft);margin-top:3px}p.but,.keys p.but{
+color:var(--wait);font-weight:600}
 .charts{display:grid;grid-template-columns:1fr 1fr;gap:20px;margin-top:16px}
 figure{margin:0;background:var(--card);border:1px solid var(--rule);border-radius:12px;
 padding:18px 18px 14px;
@@ -73,7 +74,8 @@ outline:1px solid var(--rule)}
 --c:var(--m1)}
 .wall{--c:var(--ink)}.compute{--c:var(--m2)}
 svg text{fill:var(--soft);font-size:12px;font-family:inherit}svg text.title{fill:var(--faint)}
-.grid{stroke:var(--grid)}.axis{stroke:var(--faint)}.band{fill:var(--band)}
+.change{stroke:var(--m1);stroke-dasharray:2 3;stroke-width:1.4}.k.change{border-top:2px dotted
+var(--m1)}.grid{stroke:var(--grid)}.axis{stroke:var(--faint)}.band{fill:var(--band)}
 .line{fill:none;stroke:var(--c);stroke-width:1.8;stroke-linejoin:round;stroke-linecap:round}
 .line.client{stroke-width:1.1;opacity:.5}.line.mean{stroke-width:2.8}
 .line.val,.line.other,.line.extra,.line.rest{stroke-dasharray:5 4;stroke-width:1.6}

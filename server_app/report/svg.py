@@ -119,6 +119,11 @@ class Plot:
         """Fill the area between two lines."""
         self.draw('<path class="{}" d="{}Z"/>', css, self.path([*upper, *reversed(lower)]))
 
+    def rule(self, x: float, css: str, title: str) -> None:
+        """Draw a line across the whole plot at `x`."""
+        mark = '<path class="{}" d="M{:.1f} {}V{}"><title>{}</title></path>'
+        self.draw(mark, css, self.x(x), TOP, BOTTOM, title)
+
     def dot(self, point: XY, css: str, title: str, radius: float = 3.2) -> None:
         """Draw a dot that explains itself on hover."""
         self.draw(

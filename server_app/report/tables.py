@@ -6,6 +6,7 @@ from typing import Any
 from markupsafe import Markup
 
 from server_app.formats import NOT_RECORDED
+from server_app.records.basis import caveats
 from server_app.records.curves import TaskView, task_views
 from server_app.records.histories import History, histories
 from server_app.records.run_reader import Client, RunRecords, section
@@ -142,7 +143,8 @@ completes.</p><div class="scroll"><table class="models"><thead><tr>
 {%- if entry.best is not none %} <small>round {{ entry.best_round }}</small>{% endif %}</td>
 <td>{{ change | dash_change }}</td></tr>
 {% endfor %}
-</tbody></table></div>"""
+</tbody></table></div>
+{% for task, text in notes %}<p class="note but">{{ task }}: {{ text }}</p>{% endfor %}"""
 
 
 def task_table(run: RunRecords, tasks: Sequence[TaskView]) -> Markup:
@@ -160,7 +162,12 @@ def task_table(run: RunRecords, tasks: Sequence[TaskView]) -> Markup:
         )
         for view in tasks
     ]
-    return render(TASKS, rows=rows, dash=DASH)
+    notes = []
+    for view in tasks:
+        of_final, of_best = caveats(run, view.task, section(scores, view.task))
+        texts = [of_final, f"best {of_best}" if of_best else ""]
+        notes += [(view.task, "; ".join(filter(None, texts)))] if any(texts) else []
+    return render(TASKS, rows=rows, dash=DASH, notes=notes)
 
 
 MODELS = """\

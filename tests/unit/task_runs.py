@@ -41,8 +41,9 @@ def write_clients(
     *,
     models: Sequence[str] = MODELS,
     hashes: Mapping[int, str] | None = None,
+    test_examples: Mapping[int, int] | None = None,
 ) -> None:
-    """Write clients.csv; a client's data has the hash `d<id>` unless another is given."""
+    """Write clients.csv; a client's data has the hash `d<id>`, 10 of it for tests, unless given."""
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / "clients.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, CLIENT_COLUMNS, restval="")
@@ -52,7 +53,8 @@ def write_clients(
                 "client": client, "model": models[client % len(models)], "parameters": 1000,
                 "raw_dim": 64, "feature_dim": 32, "num_classes": 2, "channels": 1,
                 "image_size": 28, "class_hash": "c", "classes": "0 1", "class_counts": "20 20",
-                "train_examples": 40, "validation_examples": 4, "test_examples": 10,
+                "train_examples": 40, "validation_examples": 4,
+                "test_examples": (test_examples or {}).get(client, 10),
                 "device": "cpu", "data_hash": (hashes or {}).get(client, f"d{client}"),
                 "task": task, "metric": metric,
             })  # fmt: skip

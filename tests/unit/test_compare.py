@@ -378,6 +378,33 @@ def test_table_and_page_are_written(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.partial"))
 
 
+def test_what_a_row_rests_on_stands_in_its_last_column(tmp_path: Path) -> None:
+    """40 test examples in all; with seed 1, client 1 is missing at the end of a run of 2 rounds."""
+    plan = plan_of(tmp_path, methods=["local"])
+    for run, accuracies in zip(plan.runs, ([0.3, 0.6, 0.8], [0.3, 0.6]), strict=True):
+        write_run(run, accuracies)
+    path = plan.runs[1].directory / "metrics.csv"
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("2,1,post")]
+    path.write_text("\n".join(lines) + "\n")
+    summary = json.loads((path.parent / "summary.json").read_text())
+    summary["accuracy"] |= {"best_round": 1, "best_phase": "post"}
+    (path.parent / "summary.json").write_text(json.dumps(summary))
+    rows = write_outputs(plan, check_states(plan), {})
+    heads, body = table_cells(plan, rows)
+    words = (
+        "40 test examples in all, one is 2.5 points (seed 0); not in the last evaluation: client "
+        "1; 30 test examples in all, one is 3.3 points; 2 of 3 rounds (seed 1); best over 2 "
+        "clients, not the final one's (seed 1)"
+    )
+    assert (heads[-2:], body[0][-2:]) == (["seeds", "rests on"], ["2 of 2", words])
+    assert f"| {words} |" in (tmp_path / "try.md").read_text()
+    with (tmp_path / "try.csv").open(newline="") as file:
+        assert [row["rests_on"] for row in csv.DictReader(file)] == [words]
+    html = (tmp_path / "try.html").read_text()
+    assert '<p class="note">rests on: local: 40 test examples in all' in html
+    assert '<td class="left reason">40 test examples in all' in html
+
+
 def test_hostile_text_on_the_page_is_escaped(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, differences=[["fedre", "local"]])
     for run in plan.runs:

@@ -1,6 +1,7 @@
 """The report, written from synthetic run directories."""
 
 import csv
+import itertools
 import json
 import re
 import subprocess
@@ -526,3 +527,36 @@ def test_a_run_of_an_older_version_is_read(tmp_path: Path) -> None:
     assert (len(run.rounds), len(run.closing)) == (1, 0)
     assert [point.mean for point in points_of(run)] == [0.5]
     parse(page_of(tmp_path))
+
+
+@pytest.mark.parametrize("clients", [3, 100, 1000])
+@pytest.mark.parametrize("sigma", [0.3, 2.0])
+def test_client_sizes_are_a_histogram(tmp_path: Path, clients: int, sigma: float) -> None:
+    sizes = np.random.default_rng(1).lognormal(5, sigma, clients).astype(int) + 1
+    cards = card_rows(clients, 10, np.random.default_rng(0))
+    for card, size in zip(cards, sizes, strict=True):
+        card[7] = size
+    cards[0][7] = 0
+    sizes[0] = 0
+    write_csv(tmp_path, "clients", cards)
+    page = page_of(tmp_path)
+    parse(page)
+    chart = page.split("<h3>Client sizes</h3>")[1].split("</figure>")[0]
+    assert "1 have none and are not drawn." in chart
+    bars = re.findall(r"<title>([\d,]+)(?: to ([\d,]+))? examples: (\d+) clients?</title>", chart)
+    assert 2 <= len(bars) <= 24
+    spans = [
+        (int(low.replace(",", "")), int((high or low).replace(",", "")), int(count))
+        for low, high, count in bars
+    ]
+    for low, high, count in spans:
+        assert count == ((sizes >= low) & (sizes <= high)).sum()
+    assert sum(count for *_, count in spans) == clients - 1
+    places = [float(x) for x in re.findall(r'<text x="([\d.]+)" y="276', chart)]
+    assert len(places) >= 2
+    assert all(right - left > 20 for left, right in itertools.pairwise(places))
+
+
+def test_without_sizes_there_is_no_histogram(tmp_path: Path) -> None:
+    (tmp_path / "clients.csv").write_text("client,model\n0,cnn5\n")
+    assert "Client sizes" not in page_of(tmp_path)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from server_app.console import closing_lines
 from server_app.records.client_tasks import ClientTask, is_plain, task_name, tasks_in_order
 from server_app.records.local_run import check_local_clients, check_local_run
+from server_app.records.recorder import Recorder
 from server_app.records.relative_change import refuse_unlike, relative_changes
 from server_app.records.run_reader import read_run
 from server_app.records.scores import Scores, main_scores
 from server_app.records.summary import summarise
-from strategies.base.messages import ClientInfo
+from server_app.report import write_report
+from strategies.base.messages import ClientInfo, MetricRow
 from strategies.base.options import ConfigError
 from strategies.base.run_config import RunConfig
 from tests.unit.task_runs import (
@@ -117,6 +121,140 @@ def test_the_last_scores_are_of_the_closing_evaluation(tmp_path: Path) -> None:
     assert scores.last() == {0: 0.5, 2: 0.75, 4: 0.5}
     assert list(scores.clients) == [0, 1, 2, 3, 4, 5]
     assert list(scores.of_task("segmentation").tests) == [(1, "pre")]
+
+
+# -- what the numbers rest on --------------------------------------------------------------------
+
+
+def late_joiner(directory: Path, **settings: Any) -> dict[str, Any]:
+    """Client 0 alone for three rounds, up to 83.6 % in round 2; then two clients, 41 % at the end.
+
+    Client 0 has 150 test examples, client 1 50: (0.46 * 150 + 0.26 * 50) / 200 = 0.41 in round 6.
+    """
+    examples = {0: 150, 1: 50}
+    alone = [{0: 0.7}, {0: 0.836}, {0: 0.8}]
+    both = [{0: 0.4, 1: 0.2}, {0: 0.5, 1: 0.3}, {0: 0.46, 1: 0.26}]
+    plain = ["accuracy", "accuracy"]
+    rounds = [
+        a_round(number, plain, scores, examples=examples)
+        for number, scores in enumerate([*alone, *both], 1)
+    ]
+    write_clients(directory, ["classification"] * 2, test_examples=examples)
+    record(directory, rounds)
+    return finish(directory, ["classification"] * 2, **{"num-rounds": 6, **settings})
+
+
+def test_the_best_of_a_run_with_a_late_joiner_is_over_the_clients_of_the_final(
+    tmp_path: Path,
+) -> None:
+    summary = late_joiner(tmp_path / "run")
+    assert summary["accuracy"]["final"] == pytest.approx(0.41)
+    assert summary["accuracy"]["best"] == pytest.approx(0.45)
+    assert (summary["accuracy"]["best_round"], summary["accuracy"]["best_by"]) == (5, "test")
+    assert summary["scores"]["classification"]["best_round"] == 5
+    assert summary["rests_on"] == {
+        "classification": {
+            "clients": 2, "known_clients": 2, "test_examples": 200, "rounds": 6,
+            "planned_rounds": 6, "evaluations": 6, "compared_evaluations": 3, "caveats": [],
+            "best_caveat": "among the 3 of 6 evaluations that have the final one's clients",
+        }
+    }  # fmt: skip
+    lines = closing_lines(summary).splitlines()
+    assert lines[0].startswith("final accuracy 41.00 % (2 of 2 clients")
+    assert lines[1] == (
+        "best accuracy  45.00 % in round 5, chosen by test accuracy, among the 3 of 6 evaluations "
+        "that have the final one's clients"
+    )
+
+
+def test_the_best_so_far_starts_again_where_a_client_joins(tmp_path: Path) -> None:
+    write_clients(tmp_path, ["classification"] * 2)
+    recorder = Recorder(tmp_path)
+    recorder.begin(0)
+    plain = ["accuracy", "accuracy"]
+    found = []
+    rounds = [{0: 0.8}, {0: 0.7}, {0: 0.5, 1: 0.3}, {0: 0.4, 1: 0.2}, {0: 0.75}]
+    for number, scores in enumerate(rounds, 1):
+        recorder.add(a_round(number, plain, scores))
+        found.append(recorder.best["classification"])
+    assert found == pytest.approx([0.8, 0.8, 0.4, 0.4, 0.8])
+
+
+def test_validation_chooses_among_the_evaluations_of_the_finals_clients(tmp_path: Path) -> None:
+    """Round 1 is best by validation, but client 1 was away; of the others round 2 is."""
+    write_clients(tmp_path / "run", ["classification"] * 2)
+    plain = ["accuracy", "accuracy"]
+    record(tmp_path / "run", [
+        a_round(1, plain, {0: 0.9}, validations={0: 0.9}),
+        a_round(2, plain, {0: 0.5, 1: 0.3}, validations={0: 0.5, 1: 0.6}),
+        a_round(3, plain, {0: 0.6, 1: 0.4}, validations={0: 0.4, 1: 0.6}),
+    ])  # fmt: skip
+    accuracy = finish(tmp_path / "run", ["classification"] * 2)["accuracy"]
+    assert (accuracy["best_round"], accuracy["best_by"]) == (2, "validation")
+    assert accuracy["best"] == pytest.approx(0.4)
+
+
+def test_what_a_number_rests_on_is_said_beside_it(tmp_path: Path) -> None:
+    """Five clients: 2 without test examples, 3 away at the end, 1 never trained; 40 examples."""
+    run = tmp_path / "run"
+    write_clients(run, ["classification"] * 5, test_examples={2: 0})
+    plain = ["accuracy"] * 5
+    first = a_round(1, plain, {0: 0.5, 3: 0.5, 4: 0.5})
+    last = a_round(2, plain, {0: 0.5, 1: 0.75, 4: 0.25}, examples={1: 20})
+    last.rows = [(c, row) for c, row in last.rows if (c, row.phase) != (1, "train")]
+    record(run, [first, last])
+    summary = finish(run, ["classification"] * 5)
+    rests_on = summary["rests_on"]["classification"]
+    assert rests_on["caveats"] == [
+        "no test examples: client 2", "not in the last evaluation: client 3",
+        "40 test examples in all, one is 2.5 points", "2 of 10 rounds", "never trained: client 1",
+    ]  # fmt: skip
+    assert rests_on["best_caveat"].startswith("among the 1 of 2 evaluations")
+    lines = closing_lines(summary).splitlines()
+    assert lines[1] == "  note: " + "; ".join(rests_on["caveats"])
+    page = write_report(run).read_text(encoding="utf-8")
+    for caveat in rests_on["caveats"]:
+        assert page.count(caveat) == 2, caveat  # beside the final number and the mean of clients
+    assert "among the 1 of 2 evaluations" in page
+    # A run that goes on has not missed its rounds; one of an older version chose among all.
+    (run / "summary.json").unlink()
+    page = write_report(run).read_text(encoding="utf-8")
+    assert "2 of 10 rounds" not in page
+    assert "not in the last evaluation: client 3" in page
+    old = {k: v for k, v in summary.items() if k != "rests_on"}
+    old["accuracy"] |= {"best_round": 1, "best_phase": "post"}
+    (run / "summary.json").write_text(json.dumps(old), encoding="utf-8")
+    assert "over 3 clients, not the final one" in write_report(run).read_text(encoding="utf-8")
+
+
+def test_a_global_model_on_the_global_split_is_measured_on_purpose_by_one(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    write_clients(run, ["classification"] * 3)
+    first = a_round(1, ["accuracy"] * 3, {0: 0.5}, examples={0: 500})
+    first.rows = [(c, row) for c, row in first.rows if row.phase != "train"]
+    first.rows.append((1, MetricRow("train", "loss", 1.0, 40)))
+    record(run, [first])
+    settings = {"test_split": "global", "num_rounds": 1}
+    summary = finish(run, ["classification"] * 3, **settings)
+    assert summary["rests_on"]["classification"]["caveats"] == [
+        "not in the last evaluation: clients 1, 2", "never trained: client 0"
+    ]  # fmt: skip
+    # fedre's models are personal, those of fedavg global.
+    (run / "summary.json").write_text(
+        json.dumps(summary | {"accuracy": summary["accuracy"] | {"model": "global"}})
+    )
+    assert "not in the last evaluation" not in write_report(run).read_text(encoding="utf-8")
+
+
+def test_the_curve_marks_where_the_clients_change(tmp_path: Path) -> None:
+    late_joiner(tmp_path / "run")
+    page = write_report(tmp_path / "run").read_text(encoding="utf-8")
+    marks = re.findall(r'<path class="change" d="M([\d.]+) \d+V\d+"><title>(.*?)</title>', page)
+    assert [text for _, text in marks] == ["from round 4 on 1 more (client 1)"]
+    assert "The evaluated clients change once, from round 4 on 1 more (client 1)." in page
+    assert "other clients from here on" in page
+    at = {float(x) for x in re.findall(r'<circle class="mean" cx="([\d.]+)"', page)}
+    assert float(marks[0][0]) in at
 
 
 # -- delta ---------------------------------------------------------------------------------------
