@@ -31,6 +31,10 @@ Flower refuses a node that it still believes online, for up to
 through without haste.
 """
 
+APP_MEMORY = "75%"
+MEMORY = {"superlink": "50%", "superexec": APP_MEMORY, "proxy": "10%"}
+"""How much of its machine's memory a unit may hold; a device's is `APP_MEMORY`."""
+
 FIRST_PORT = 9094
 FLWR_SETTINGS = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -127,6 +131,8 @@ def systemd_unit(
         restart_seconds=NODE_RESTART_SECONDS,
         writable=[device.state_dir] if device.state_dir else [],
         needed=[device.data_dir] if device.data_dir else [],
+        memory=APP_MEMORY,
+        starts_apps=True,
     )
 
 
@@ -183,6 +189,8 @@ def server_unit(
             user=user,
             writable=sorted(o for o in outputs if o[:1] == "/") if name == "superexec" else [],
             low_port=name != "superexec" and 0 < fleet.server.port < 1024,
+            memory=MEMORY[name],
+            starts_apps=name == "superexec",
         )
     return units
 

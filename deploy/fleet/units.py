@@ -58,6 +58,8 @@ Restart=always
 RestartSec={restart:g}
 KillMode=mixed
 TimeoutStopSec=30
+MemoryMax={memory}
+OOMPolicy={oom}
 {places}
 {hardening}
 [Install]
@@ -77,6 +79,8 @@ def unit_text(
     writable: Sequence[str] = (),
     needed: Sequence[str] = (),
     low_port: bool = False,
+    memory: str = "50%",
+    starts_apps: bool = False,
 ) -> str:
     """Return the text of a unit.
 
@@ -100,6 +104,11 @@ def unit_text(
         Further directories that it may write, and that must be mounted before it starts.
     low_port : bool
         Whether it may listen below port 1024.
+    memory : str
+        How much memory it may hold with all that it starts, of the machine's or in systemd's units.
+        What a stranger or a broken app makes it hold beyond that ends it and nothing else.
+    starts_apps : bool
+        Whether an app that holds too much ends alone; its parent then says that it has ended.
 
     Raises
     ------
@@ -129,6 +138,8 @@ def unit_text(
         environment=_assignments(complete),
         command=_words([program, *command[1:]], command=True),
         restart=restart_seconds,
+        memory=memory,  # here % is no sign of a specifier
+        oom="continue" if starts_apps else "stop",
         places=places,
         hardening=_HARDENING.format(capabilities="CAP_NET_BIND_SERVICE" if low_port else ""),
     )

@@ -270,6 +270,7 @@ def test_every_service_comes_back_and_is_watched(services: dict[str, dict[str, A
         assert service["cap_drop"] == ["ALL"], name
         assert service["security_opt"] == ["no-new-privileges:true"], name
         assert service["logging"]["options"]["max-size"], name
+        assert service["mem_limit"] == ("256m" if name == "proxy" else "4g"), name
         for other in service.get("depends_on", []):
             assert other in services
 

@@ -212,6 +212,19 @@ def test_a_service_writes_in_its_own_places_only(fleet: Fleet) -> None:
     assert service["KillMode"] == "mixed"
 
 
+def test_what_holds_too_much_memory_ends_and_not_the_machine(fleet: Fleet) -> None:
+    """An app alone: the process that has started it goes on and says that it ended."""
+    units = {
+        name.split("-")[-1].partition(".")[0]: text for name, text in server_unit(fleet).items()
+    }
+    units["device"] = systemd_unit(fleet, fleet.devices[0])
+    for name, text in units.items():
+        (limit,) = re.findall(r"^MemoryMax=(\d+)%$", text, flags=re.MULTILINE)
+        assert 5 <= int(limit) <= 90, name
+        policy = "continue" if name in ("superexec", "device") else "stop"
+        assert f"\nOOMPolicy={policy}\n" in text, name
+
+
 def test_data_is_waited_for(fleet: Fleet) -> None:
     unit = parsed(systemd_unit(fleet, fleet.device(7)))["Unit"]
     assert AWKWARD in words(unit["RequiresMountsFor"])
