@@ -8,7 +8,7 @@ from functools import partial
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from client_app import handlers as runner
+from client_app import handlers
 from client_app.node import code_dir
 from models.own_code import searching
 from strategies.base.method import Method, get_method
@@ -22,9 +22,9 @@ def make_client_app(method: Method | None = None) -> ClientApp:
     app = ClientApp()
     # Not functions defined here: Flower's simulation pickles the app with every message, and those
     # would go by value, code included.
-    app.query()(partial(_answer, runner.answer_query, method))
-    app.train()(partial(_answer, runner.answer_train, method))
-    app.evaluate()(partial(_answer, runner.answer_evaluate, method))
+    app.query()(partial(_answer, handlers.answer_query, method))
+    app.train()(partial(_answer, handlers.answer_train, method))
+    app.evaluate()(partial(_answer, handlers.answer_evaluate, method))
     return app
 
 

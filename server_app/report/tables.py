@@ -23,7 +23,7 @@ MOST_CLASS_TITLES = 200
 
 FILES = {
     "config.json": "resolved settings, versions, seed, hash of the split",
-    "clients.csv": "one card per client: architecture, classes with counts, examples, device",
+    "clients.csv": "every client at its registration: architecture, class counts, examples, device",
     "metrics.csv": "every measured value: round, client, phase, metric, value, examples",
     "rounds.csv": "per round: seconds, client compute, participants, failures, accuracy",
     "traffic.csv": "per round, client, direction and purpose: messages, scalars, bytes",
@@ -101,7 +101,7 @@ def class_strip(card: Client, classes: Sequence[int], titled: bool) -> Markup:
 def client_table(run: RunRecords, scope: str) -> Markup:
     """Return the sortable table with one row for each client."""
     if not run.clients:
-        return _nothing("Client cards")
+        return _nothing("Client information")
     past, by_validation = histories(run)
     classes = sorted({label for card in run.clients for label, _ in card.class_counts})
     titled = len(run.clients) <= MOST_CLASS_TITLES

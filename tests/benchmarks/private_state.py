@@ -32,7 +32,7 @@ from pathlib import Path
 from flwr.clientapp import ClientApp
 
 from client_app import app as wildflower
-from client_app import handlers as runner
+from client_app import handlers
 
 PLACE, KIND = Path({place!r}), {kind!r}
 seconds = {{}}
@@ -50,7 +50,7 @@ def timed(name, function):
     return wrapper
 
 
-restore = runner.Session.restore
+restore = handlers.Session.restore
 if KIND == "memory":
 
     def from_memory(session, of_this_round):
@@ -59,13 +59,13 @@ if KIND == "memory":
             kept[name] = restore(session, of_this_round)
         return kept[name]
 
-    runner.Session.restore = from_memory
-    runner.StateStore.save = lambda *arguments: None
+    handlers.Session.restore = from_memory
+    handlers.StateStore.save = lambda *arguments: None
 else:
-    runner.Session.restore = timed("read", restore)
-    runner.StateStore.save = timed("write", runner.StateStore.save)
-    runner.StateStore.discard_lost = timed("tidy", runner.StateStore.discard_lost)
-    runner.prune_rounds = timed("tidy", runner.prune_rounds)
+    handlers.Session.restore = timed("read", restore)
+    handlers.StateStore.save = timed("write", handlers.StateStore.save)
+    handlers.StateStore.discard_lost = timed("tidy", handlers.StateStore.discard_lost)
+    handlers.prune_rounds = timed("tidy", handlers.prune_rounds)
 
 
 app = ClientApp()
@@ -86,7 +86,7 @@ def evaluate(message, context):
 def train(message, context):
     seconds.clear()
     reply = wildflower.app(message, context)
-    row = {{"round": int(message.content[runner.CONTROL]["round"]), **seconds}}
+    row = {{"round": int(message.content[handlers.CONTROL]["round"]), **seconds}}
     with (PLACE / f"{{os.getpid()}}.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\\n")
     return reply

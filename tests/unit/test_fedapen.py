@@ -49,7 +49,7 @@ def context_of(examples: int, **options: Any) -> ClientContext:
 
 
 def started(context: ClientContext) -> tuple[ClientState, Downlink]:
-    """Return a fresh state, in evaluation mode as the runner leaves it, and a downlink for it."""
+    """Return a fresh state, in evaluation mode as the handlers leave it, and a downlink for it."""
     state = Client().build(context)
     state.model.eval()
     state.shared.eval()

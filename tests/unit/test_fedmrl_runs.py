@@ -11,7 +11,7 @@ import pytest
 from flwr.app import Message
 from flwr.common.config import parse_config_args
 
-from client_app import handlers as runner
+from client_app import handlers
 from client_app.evaluation import evaluate_client
 from models import InputShape, build_model, count_parameters
 from models.small import build_small_model
@@ -107,7 +107,7 @@ def test_participants_evaluate_with_their_own_small_model(
         seen[(context.server_round, context.client_id, phase)] = same
         return original(context, half, state, downlink, phase, **options)
 
-    monkeypatch.setattr(runner, "evaluate_client", spy)
+    monkeypatch.setattr(handlers, "evaluate_client", spy)
     run = run_federation(tmp_path, 4, **options(sample_fraction=0.5, d1=16))
     for number in (1, 2):
         rows = run.metrics(phase="train", metric="loss", round=number)
