@@ -224,7 +224,7 @@ def by_architecture(run: RunRecords, tasks: Sequence[TaskView]) -> Markup:
             for model, cards in models.items()
         ]
     if not rows:
-        return empty(title, "Not evaluated." if run.clients else "Client information were not recorded.")
+        return empty(title, "Not evaluated." if run.clients else "The clients were not recorded.")
     label = " or ".join(dict.fromkeys(labels))
     note = f"One dot is one client ({label} evaluation); the bar is their weighted mean."
     if len(rows) > MOST_MODELS:
