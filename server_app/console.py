@@ -36,7 +36,23 @@ def settings(run: RunConfig, remarks: Iterable[str] = ()) -> str:
     for title, shown in (("options", own), ("settings other than defaults", changed)):
         if shown:
             lines.append(f"  {title}: " + ", ".join(f"{k}={v!r}" for k, v in shown.items()))
-    return "\n".join([*lines, *(f"warning: {text}" for text in remarks)])
+    warnings = [f"warning: {text}" for text in remarks]
+    return "\n".join([*lines, *_over_rounds(run), *warnings])
+
+
+def _over_rounds(run: RunConfig) -> list[str]:
+    """Return what there is to say of the learning rate and the optimiser over rounds."""
+    lines, training, last = [], run.training, run.num_rounds
+    if run.lr_by_round.varies:
+        shown = [*range(1, min(last, 4)), last] if last > 1 else [1]
+        rates = ", ".join(f"{training.lr * run.lr_by_round.share(n):.3g} in {n}" for n in shown)
+        lines.append(f"  learning rate by round: {rates}")
+    if run.keep_optimizer and training.optimizer == "sgd" and not training.momentum:
+        lines.append(
+            "warning: keep-optimizer = true keeps nothing here: SGD without momentum has no state; "
+            "set momentum, or another optimizer"
+        )
+    return lines
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

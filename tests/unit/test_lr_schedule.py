@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from server_app.console import settings
 from strategies.base.options import ConfigError
 from strategies.base.run_config import parse_run_config
 from tests.support import run_federation
@@ -74,11 +75,26 @@ def test_what_can_be_meant_is_not_refused() -> None:
         assert parse_run_config(config).method == config["method"]
 
 
+def test_a_run_says_its_rates_and_what_has_no_effect() -> None:
+    def said(**config: Any) -> str:
+        keys = {key.replace("_", "-"): value for key, value in config.items()}
+        return settings(parse_run_config({"method": "local", **keys}))
+
+    assert "learning rate" not in said()
+    assert "learning rate by round: 0.01 in 1, 0.005 in 2" in said(
+        lr_schedule="exponential", lr_decay=0.5
+    )
+    assert "0.0025 in 3, 1.95e-05 in 10" in said(lr_schedule="exponential", lr_decay=0.5)
+    assert "keep-optimizer = true keeps nothing here" in said(keep_optimizer=True)
+    assert "keeps nothing" not in said(keep_optimizer=True, momentum=0.9)
+    assert "keeps nothing" not in said(keep_optimizer=True, optimizer="adam")
+
+
 def test_the_rate_is_recorded_where_it_varies(tmp_path: Path) -> None:
-    settings = {**SETTINGS, "method": "local", "num_rounds": 3, "lr": 0.2}
-    plain = run_federation(tmp_path / "plain", 2, **settings)
+    config = {**SETTINGS, "method": "local", "num_rounds": 3, "lr": 0.2}
+    plain = run_federation(tmp_path / "plain", 2, **config)
     assert plain.metrics(metric="lr") == []
-    run = run_federation(tmp_path / "cosine", 2, lr_schedule="cosine", **settings)
+    run = run_federation(tmp_path / "cosine", 2, lr_schedule="cosine", **config)
     # 0.2 (1 + cos(0, 60, 120)) / 2
     rates = [float(row["value"]) for row in run.metrics(metric="lr", client=1)]
     assert rates == pytest.approx([0.2, 0.15, 0.05])
@@ -91,10 +107,10 @@ def test_the_rate_is_recorded_where_it_varies(tmp_path: Path) -> None:
 
 def test_a_cosine_keeps_its_number_of_rounds(tmp_path: Path) -> None:
     """Its rates depend on how many there are: more of them would be another schedule."""
-    settings = {**SETTINGS, "method": "local", "num_rounds": 2}
-    run = run_federation(tmp_path, 2, lr_schedule="cosine", **settings)
+    config = {**SETTINGS, "method": "local", "num_rounds": 2}
+    run = run_federation(tmp_path, 2, lr_schedule="cosine", **config)
     before = (run.path / "config.json").read_bytes()
-    longer = {**settings, "num_rounds": 4, "resume": "run"}
+    longer = {**config, "num_rounds": 4, "resume": "run"}
     with pytest.raises(ConfigError) as error:
         run_federation(tmp_path, 2, lr_schedule="cosine", **longer)
     assert "num-rounds: was 2, now 4 (lr-schedule = 'cosine' gives every round" in str(error.value)
