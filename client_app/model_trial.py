@@ -66,7 +66,7 @@ class Trial:
         self.seed = derive_seed(context.run.seed, context.client_id, 0, "trial")
         self.skeleton = skeleton
         with self._step("building it with weights", "build it from shapes alone"):
-            self.model: Any = method.client().build(context).model.to(context.device)
+            self.model: Any = _with_weights(context, method).to(context.device)
 
     def run(self) -> None:
         """Evaluate, train, save, load, and evaluate again."""
@@ -161,6 +161,14 @@ class Trial:
 
     def _error(self, problem: str, remedy: str) -> ModelError:
         return ModelError(f"model {self.context.model_name!r}: {problem}; {remedy}")
+
+
+def _with_weights(context: ClientContext, method: Method) -> nn.Module:
+    """Return the client's model as the method builds it, with weights."""
+    model: nn.Module = method.client().build(context).model
+    if any(item.is_meta for item in model.parameters()):  # its weights come from the server
+        return context.build_model(context.config.mapping)
+    return model
 
 
 def _own_part(model: Any) -> nn.Module:
