@@ -25,10 +25,10 @@ WORDS = {"good": ("fine", "bright", "warm"), "bad": ("dull", "grey", "cold")}
 
 @pytest.fixture(scope="module")
 def reviews(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return a file of 120 sentences of four words, of which one tells the class."""
+    """Return a file of 400 sentences of four words, of which one tells the class."""
     generator = np.random.default_rng(3)
     lines = []
-    for number in range(120):
+    for number in range(400):
         label = ("good", "bad")[number % 2]
         words = [f"word{generator.integers(40)}" for _ in range(3)]
         lines.append(f"{label}\t{' '.join([*words, str(generator.choice(WORDS[label]))])}")
