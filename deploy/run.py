@@ -11,7 +11,7 @@ from typing import Any
 
 from data import DataError
 from data.text_files import read_user_text
-from models.own_code import own_file
+from models.own_code import own_file, searching
 from strategies.base.method import method_names
 from strategies.base.options import ConfigError, parse_pairs, split_pairs
 from strategies.base.run_config import RunConfig, default_run_config
@@ -48,7 +48,8 @@ def execute(options: argparse.Namespace) -> int:
     if options.clients < 1:
         raise ConfigError(f"--clients = {options.clients}: expected an integer of at least 1")
     given = parse_assignments(options.run_config)
-    config = {**default_run_config(given.get("method", RunConfig.method)), **given}
+    with searching(str(given.get("code-dir", ""))):
+        config = {**default_run_config(given.get("method", RunConfig.method)), **given}
     wanted = config["min-clients"]
     if type(wanted) is int and wanted > options.clients:  # nobody else can come
         raise ConfigError(

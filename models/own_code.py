@@ -87,6 +87,12 @@ def import_own(name: str) -> ModuleType:
         ) from cause
 
 
+def file_of_own(name: str) -> Path | None:
+    """Return the file of a user's module in the folder that is searched now, or None."""
+    folder = _FOLDER.get()
+    return None if folder is None else own_file(folder, name)
+
+
 def own_file(folder: Path, name: str) -> Path | None:
     """Return the file of a module in a folder, a package's `__init__.py` included, or None."""
     if not all(part.isidentifier() for part in name.split(".")):

@@ -10,6 +10,7 @@ from models.own_code import searching
 from server_app.console import say
 from server_app.rounds.loop import run_rounds
 from strategies.base.former_names import warnings
+from strategies.base.method import hidden_file
 from strategies.base.options import ConfigError
 from strategies.base.run_config import parse_run_config
 
@@ -26,6 +27,11 @@ def main(grid: Grid, context: Context) -> None:
             run = parse_run_config(context.run_config)
             for text in warnings(context.run_config):
                 say(f"wildflower: warning: {text}")
+            if file := hidden_file(run.method):
+                say(
+                    f"wildflower: warning: method = {run.method!r} is Wildflower's own, {file} is "
+                    "not used; to run that, give it another name"
+                )
             run_rounds(run, grid)
     except ConfigError as error:
         say(f"wildflower: configuration error: {error}")

@@ -18,6 +18,7 @@ from server_app.rounds.exchange import RunError
 from server_app.rounds.loop import run_rounds
 from server_app.rounds.message_factory import MessageFactory
 from server_app.rounds.method_server import MethodServer
+from server_app.rounds.participants import choose_participants
 from server_app.rounds.roster import Roster
 from server_app.rounds.transport import Transport
 from strategies.base.messages import ClientUpdate, Control, MetricRow
@@ -79,18 +80,21 @@ class FlowerStrategy(Strategy):
         ------
         RegistrationError
             If too few clients answer, or one does not fit the method.
+        RunError
+            If the schedule chooses nobody, or a client that cannot train now.
         NotImplementedError
             If the method's round is more than one exchange.
         """
         online = self._online(server_round, grid)
-        server, infos = self.server, self.server.clients
+        server = self.server
         if (count := server.half.exchanges(server.context)) > 1:
             raise NotImplementedError(
                 f"{server.method.name}: round {server_round} takes {count} exchanges, and Flower's "
                 "hooks make one; call start()"
             )
-        available = [i for i in online if infos[i].train_examples > 0]
-        self._participants = self.schedule.select(server.context, available, self._history)
+        self._participants = choose_participants(
+            self.schedule, server.context, online, self._history
+        )
         self._rows = {}
         return self._to("train", self._participants, online)
 

@@ -110,6 +110,7 @@ class Server(HeadServer):
 
 METHOD = register(
     __name__,
+    name="lg-fedavg",
     summary="private extractors, and a head that is averaged over the clients",
     training=Training(optimizer="sgd", lr=0.01),
 )

@@ -36,6 +36,14 @@ def text_of(document: Path) -> str:
     return (ROOT / document).read_text(encoding="utf-8")
 
 
+def files_in(document: Path) -> dict[str, str]:
+    """Return the Python files that a document shows in whole, by the name said just before."""
+    blocks = re.findall(
+        r"`(\w+\.py)`[^`]*\n\n```python\n(.*?)^```", text_of(document), re.MULTILINE | re.DOTALL
+    )
+    return dict(blocks)
+
+
 def wrapped(text: str) -> str:
     """Return a text with its paragraphs and list items filled to `WIDTH` columns.
 

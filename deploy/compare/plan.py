@@ -18,9 +18,11 @@ from deploy.compare.fields import (
     refuse_unknown,
 )
 from deploy.yaml_files import read_yaml
+from models.own_code import searching
 from server_app.records.client_tasks import ClientTask, is_plain
 from strategies.base.options import ConfigError
 from strategies.base.run_config import RunConfig, parse_run_config
+from strategies.base.suggestions import nearest
 
 OWN_KEYS = ("method", "seed", "output-dir", "run-name", "resume")
 """Run-config keys that the comparison itself sets."""
@@ -156,7 +158,8 @@ def make_plan(content: object) -> Plan:
     name, output = read_text(top["name"], "name"), read_text(top["output-dir"], "output-dir")
     clients = read_number(top, "clients", int, 1)
     shared = _settings(top.get("settings"), "settings")
-    methods = [_method(item) for item in read_list(top["methods"], "methods")]
+    with searching(str(shared.get("code-dir", ""))):
+        methods = [_method(item) for item in read_list(top["methods"], "methods")]
     variants = [_variant(item) for item in read_list(top.get("variants") or [], "variants")]
     seeds = read_list(top["seeds"], "seeds")
     runs = [
@@ -191,7 +194,8 @@ def _planned(
         "method": method.method, "seed": seed, "output-dir": output,
         "run-name": "-".join(part for part in parts if part),
     }  # fmt: skip
-    run = parse_run_config(config)
+    with searching(str(config.get("code-dir", ""))):
+        run = parse_run_config(config)
     _check_data_and_models(run)
     return PlannedRun(variant.label, method.label, method.method, run.seed, config, run)
 
@@ -210,14 +214,31 @@ def _check_data_and_models(run: RunConfig) -> None:
 
 
 def _method(item: object) -> Entry:
-    from strategies.base.method import method_names
-
     fields = {"name": item} if isinstance(item, str) else read_mapping(item, "an item of methods")
     refuse_unknown("key of a method", fields, ("name", "label", "overrides"))
     name = read_text(fields.get("name"), "name of a method")
-    refuse_unknown("method", [name], method_names())
+    own = _own_method(name)
     label = read_label(fields.get("label", name), "label of a method")
-    return Entry(label, _settings(fields.get("overrides"), f"overrides of {label}"), name)
+    overrides = read_mapping(fields.get("overrides") or {}, f"overrides of {label}")
+    if own and (key := next((k for k in overrides if k.startswith(f"{own}.")), None)):
+        raise ConfigError(
+            f"overrides of {label}: flwr run does not know {key}, an option of a method of your "
+            f'own; write method-options: "{key.partition(".")[2]}=..."'
+        )
+    return Entry(label, _settings(overrides, f"overrides of {label}"), name)
+
+
+def _own_method(name: str) -> str:
+    """Return the name that a user's own method gives itself; empty for one of Wildflower's."""
+    from strategies.base.method import get_method, method_names
+
+    try:
+        own = get_method(name)
+    except ConfigError:
+        if nearest(name, method_names()):
+            refuse_unknown("method", [name], method_names())
+        raise
+    return "" if name in method_names() else own.name
 
 
 def _variant(item: object) -> Entry:

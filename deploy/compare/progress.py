@@ -47,7 +47,7 @@ def run_state(planned: PlannedRun, clients: int) -> str:
     info = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     now = planned.run.flat()
     # An option that came with a later version does what earlier versions did at its default.
-    before = {k: v for k, v in default_run_config().items() if k in now}
+    before = {k: v for k, v in default_run_config(planned.run.chosen_method).items() if k in now}
     before |= in_present_words(info["config"])
     changed = [
         f"{key}: was {before.get(key)!r}, now {now.get(key)!r}"

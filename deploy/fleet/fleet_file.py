@@ -14,6 +14,7 @@ from data.tasks import parse_task
 from deploy.fleet.description import Device, Fleet, Restarts, Server, Tls, is_loopback
 from deploy.yaml_files import read_yaml
 from models import ModelError, model_info
+from models.own_code import searching
 from strategies.base.options import ConfigError, parse_options, unknown_key
 from strategies.base.run_config import DEVICE, NAME, default_run_config, parse_run_config
 
@@ -191,7 +192,8 @@ def _presets(top: Mapping[str, Any], clients: int) -> dict[str, dict[str, Any]]:
         own = _settings(values, f"presets.{name}")
         config = {"min-clients": clients, **shared, **own}
         try:
-            parse_run_config(config)
+            with searching(str(config.get("code-dir", ""))):
+                parse_run_config(config)
         except ConfigError as error:
             raise ConfigError(f"presets.{name}: {error}") from error
         complete[name] = config

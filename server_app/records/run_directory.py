@@ -235,7 +235,8 @@ def is_in_use(path: Path) -> bool:
 
 def _defaults(run: RunConfig) -> dict[str, Any]:
     """Return the defaults of a run's keys: what a run had that is older than one of them."""
-    return {key: value for key, value in default_run_config().items() if key in run.flat()}
+    defaults, now = default_run_config(run.chosen_method), run.flat()
+    return {key: value for key, value in defaults.items() if key in now}
 
 
 def _refuse_changes(name: str, before: dict[str, Any], run: RunConfig) -> None:

@@ -21,6 +21,7 @@ from server_app.rounds.divergence import DivergenceWatch, warning
 from server_app.rounds.exchange import Exchange, RunError
 from server_app.rounds.message_factory import MessageFactory
 from server_app.rounds.method_server import MethodServer
+from server_app.rounds.participants import choose_participants
 from server_app.rounds.roster import Roster
 from server_app.rounds.send_order import SendOrder, short_thread_turns
 from server_app.rounds.transport import Transport, is_simulation
@@ -148,7 +149,9 @@ class RoundLoop:
         self.server.server_round, self.server.exchange = number, 1
         self.roster.invite()
         online = self.roster.wait_online()
-        participants = self._participants(online)
+        participants = choose_participants(
+            self.schedule, self.server.context, online, self._history()
+        )
         evaluates = self.run.evaluates_in(number)
         tests, measuring = self._measuring(online) if evaluates else (set(), [])
         others = [i for i in measuring if i not in set(participants)]
@@ -165,20 +168,6 @@ class RoundLoop:
         self.checkpoints.save(number, self.server.state)
         self._say_round(outcome)
         return outcome
-
-    def _participants(self, online: list[int]) -> list[int]:
-        """Let the schedule choose among those that can train; raises `RunError` if it cannot be."""
-        number, infos = self.server.server_round, self.server.clients
-        available = [i for i in online if infos[i].train_examples > 0]
-        chosen = set(self.schedule.select(self.server.context, available, self._history()))
-        if not chosen:
-            raise RunError(f"round {number}: none of {len(available)} clients was selected")
-        if absent := sorted(chosen - set(available)):
-            raise RunError(
-                f"round {number}: the schedule chose client {absent[0]}, which is not among the "
-                f"{len(available)} clients that can train now"
-            )
-        return sorted(chosen)
 
     def _history(self) -> History:
         return History(dict(self.recorder.accuracy), dict(self.recorder.trained))

@@ -9,9 +9,10 @@ import pkgutil
 import sys
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from models.own_code import OwnCodeError, import_own
+from models.own_code import OwnCodeError, file_of_own, import_own
 from strategies.base.options import ConfigError
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Method:
     Attributes
     ----------
     name : str
-        The run-config value, for example "lg-fedavg"; also the prefix of the method's keys.
+        For example "lg-fedavg", the run-config value; also the prefix of the method's keys.
     summary : str
         One sentence for tables.
     config, uplink, downlink : type
@@ -108,7 +109,7 @@ def register(module: str, *, summary: str, name: str = "", **declared: Any) -> M
     summary : str
         One sentence for tables.
     name : str
-        The method's name; empty: the module's, with dashes (`lg_fedavg` becomes `lg-fedavg`).
+        The method's name; empty: the module's, without its package.
     **declared
         Further attributes of `Method`, such as `training` and `evaluate_when`.
 
@@ -118,13 +119,14 @@ def register(module: str, *, summary: str, name: str = "", **declared: Any) -> M
         If the module lacks one of the five, or one is not what it should be.
     """
     found = vars(sys.modules[module])
+    short = module.rpartition(".")[2]
     if missing := [part for part in PARTS if part not in found]:
-        raise TypeError(f"{module}: a method's module defines {', '.join(missing)} as well")
+        raise TypeError(f"{short}: a method's module defines {', '.join(missing)} as well")
     for part in PARTS[:3]:
         if not (isinstance(found[part], type) and dataclasses.is_dataclass(found[part])):
-            raise TypeError(f"{module}.{part}: expected a dataclass")
+            raise TypeError(f"{short}.{part}: expected a dataclass")
     return Method(
-        name=name or module.rpartition(".")[2].replace("_", "-"),
+        name=name or short,
         summary=summary,
         **{part.lower(): found[part] for part in PARTS},
         **declared,
@@ -188,6 +190,30 @@ def _own_method(name: str) -> Method:
     if method.name in _built_in():
         raise ConfigError(
             f"method = {name!r}: its METHOD is called {method.name!r}, as one of Wildflower's own; "
-            "give register another name"
+            "rename the module, or give register another name"
         )
+    if problem := _unlike_a_half(method):
+        raise ConfigError(f"method = {name!r}: {problem}; see strategies/README.md")
     return method
+
+
+def _unlike_a_half(method: Method) -> str | None:
+    """Return what keeps a method's halves from being used, or None."""
+    from strategies.base.client import ClientHalf  # both import this module
+    from strategies.base.server import ServerHalf
+
+    for half, base in ((method.client, ClientHalf), (method.server, ServerHalf)):
+        if not (isinstance(half, type) and issubclass(half, base)):
+            return f"{half!r} is not a subclass of {base.__module__}.{base.__name__}"
+        if missing := sorted(getattr(half, "__abstractmethods__", ())):
+            return f"{half.__name__} lacks {', '.join(missing)}"
+    return None
+
+
+def hidden_file(name: str) -> Path | None:
+    """Return the user's file that a method of Wildflower's own keeps from being found, if any."""
+    known, file = _built_in().get(name), file_of_own(name.replace("-", "_"))
+    if known is None or file is None:
+        return None
+    module = sys.modules[known.client.__module__]
+    return None if file.samefile(str(module.__file__)) else file

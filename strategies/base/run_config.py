@@ -207,6 +207,7 @@ class RunConfig:
     round_timeout: float = option(3600.0, above=0)
     on_client_error: str = option("skip", "stop")
     method_config: Any = None
+    declared: Method | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not DEVICE.fullmatch(self.device):
@@ -289,8 +290,8 @@ class RunConfig:
 
     @property
     def chosen_method(self) -> Method:
-        """The registered method that runs."""
-        return get_method(self.method)
+        """The method that runs; a user's own is found where the run-config was parsed."""
+        return self.declared or get_method(self.method)
 
     def evaluates_in(self, server_round: int) -> bool:
         """Whether clients are evaluated in this round: every n-th one and the last."""
@@ -315,10 +316,10 @@ def payload_sizes(run: RunConfig, classes: int) -> dict[str, int]:
     return {"d": run.feature_dim, "C": classes, **public}
 
 
-def default_run_config(method: str = RunConfig.method) -> dict[str, Any]:
+def default_run_config(method: str | Method = RunConfig.method) -> dict[str, Any]:
     """Return every key with its default, all methods' included, as pyproject.toml lists them.
 
-    If `method` is a user's own, its keys are there, too.
+    If `method` is a user's own, or its name, its keys are there, too.
     """
     values = option_keys(RunConfig)
     for known in _methods(method):
@@ -329,8 +330,9 @@ def default_run_config(method: str = RunConfig.method) -> dict[str, Any]:
 def _methods(named: object) -> list[Method]:
     """Return all methods by name, and a user's own where that is the one named."""
     methods = [get_method(name) for name in method_names()]
-    if isinstance(named, str) and named not in method_names():
-        methods.append(get_method(named))
+    own = get_method(named) if isinstance(named, str) else named
+    if isinstance(own, Method) and own not in methods:
+        methods.append(own)
     return methods
 
 
@@ -375,7 +377,7 @@ def parse_run_config(values: Mapping[str, object]) -> RunConfig:
         m.name: parse_options(m.config, values, m.name + ".") for m in methods
     }
     config = _with_method_options(configs[run.chosen_method.name], run)
-    run = dataclasses.replace(run, method_config=config)
+    run = dataclasses.replace(run, method_config=config, declared=run.chosen_method)
     refuses = run.chosen_method.refuses
     if refuses is not None and (problem := refuses(run)) is not None:
         raise ConfigError(problem)

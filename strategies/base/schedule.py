@@ -101,7 +101,7 @@ def load_schedule(run: RunConfig) -> Schedule:
         ) from error
     if not isinstance(schedule, Schedule):
         raise ConfigError(
-            f"schedule = {run.schedule!r}: it gave a {type(schedule).__name__}, expected a "
-            "strategies.base.schedule.Schedule"
+            f"schedule = {run.schedule!r}: what it gave is of type {type(schedule).__name__}, "
+            "expected a strategies.base.schedule.Schedule"
         )
     return schedule

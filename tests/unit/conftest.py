@@ -1,7 +1,8 @@
-"""What tests of the data share: a cache of their own, and a machine without data sets."""
+"""What unit tests share: data in a cache of their own, and a user's folder with code."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 import data
 from data import standard_places
+from models import registry
 
 
 @pytest.fixture
@@ -18,6 +20,20 @@ def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     data.clear_memory()
     yield
     data.clear_memory()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A user's folder; what its modules leave in this process is taken away again."""
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+    path, modules = list(sys.path), set(sys.modules)
+    place = tmp_path / "häuser und gärten"
+    place.mkdir()
+    yield place
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        if str(getattr(sys.modules[name], "__file__", "") or place).startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
 @pytest.fixture

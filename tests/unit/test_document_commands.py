@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,20 @@ from typer.main import get_command
 
 from deploy.cli import make_parser
 from deploy.run import parse_assignments
+from models.own_code import searching
 from strategies.base.run_config import parse_run_config
-from tests.documents import ROOT, documents, text_of
+from tests.documents import ROOT, documents, files_in, text_of
+
+
+@pytest.fixture(autouse=True)
+def beside_the_files_shown(folder: Path) -> Iterator[None]:
+    """Let commands name the methods and schedules that documents show in whole."""
+    for document in documents():
+        for name, text in files_in(document).items():
+            (folder / name).write_text(text)
+    with searching(folder):
+        yield
+
 
 every_document = pytest.mark.parametrize("document", documents(), ids=str)
 RUN_CONFIG = ("-c", "--run-config")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from deploy.run import with_code_dir
-from models import InputShape, ModelError, build_model, model_info, registry
+from models import InputShape, ModelError, build_model, model_info
 from models.own_code import OwnCodeError, load_own, searching
 from models.package_names import NAMES
 from strategies.base.options import ConfigError
@@ -20,20 +19,6 @@ from tests.support import OWN_MODEL, make_hostile, run_federation
 
 ROOT = Path(__file__).parents[2]
 SHAPE = InputShape(3, 16, 4)
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A user's folder; what its modules leave in this process is taken away again."""
-    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
-    path, modules = list(sys.path), set(sys.modules)
-    place = tmp_path / "häuser und gärten"
-    place.mkdir()
-    yield place
-    sys.path[:] = path
-    for name in set(sys.modules) - modules:
-        if str(getattr(sys.modules[name], "__file__", "") or place).startswith(str(tmp_path)):
-            del sys.modules[name]
 
 
 def test_a_factory_is_found_by_file_in_the_folder(folder: Path) -> None:
