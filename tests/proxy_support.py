@@ -64,7 +64,7 @@ def as_myself() -> list[str]:
 def running_nginx(config: str, prefix: Path) -> Iterator[Path]:
     """Run nginx in the foreground with its own prefix; give its log."""
     assert NGINX
-    prefix.mkdir()
+    prefix.mkdir(parents=True, exist_ok=True)
     (prefix / "nginx.conf").write_text(config)
     log = prefix / "log"
     with log.open("wb") as file:
@@ -100,6 +100,8 @@ class Behind:
     def key(self, number: int = 0) -> dict[str, str]:
         """Return the header in which a device names its key."""
         path = self.fleet.files.key(self.fleet.devices[number]).with_suffix(".pub")
+        if not path.exists():
+            return {}  # revoked
         return {FLEET_HTTP_PUBLIC_KEY_HEADER: header_of(path)}
 
     def ask(

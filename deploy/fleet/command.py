@@ -8,24 +8,24 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from deploy.examples import shown_examples
+from deploy.fleet import member_commands
 from deploy.fleet.description import HEARTBEAT_LIMIT, Files, Fleet, Tls, is_loopback
 from deploy.fleet.device import PLACE, server_unit, shell_command, systemd_unit
 from deploy.fleet.fleet_file import read_fleet
 from deploy.fleet.identities import make_identities
 from deploy.fleet.local import CHECKOUT, LocalFleet
+from deploy.fleet.membership import revoked_devices
 from deploy.fleet.remote import connected_client, device_states
-from deploy.fleet.specs import SUPEREXEC, SUPERLINK
 from deploy.fleet.status import ONLINE, State, health, is_running, read_state, wait_for_end
-from deploy.fleet.supervisor import RUNNING, View
+from deploy.fleet.status_table import status_table
+from deploy.fleet.supervisor import REVOKED, RUNNING, View
 from deploy.flower.commands import FlowerError
 from deploy.flower.processes import send_signal, terminate_as_interrupt
 from deploy.run import parse_assignments, with_code_dir
-from server_app.console import say, table
+from server_app.console import say
 from strategies.base.options import ConfigError
 from strategies.base.run_config import parse_run_config
 
@@ -41,6 +41,9 @@ EXAMPLES = {
     "down": "wildflower fleet down deploy/fleet.yaml",
     "keys": "wildflower fleet keys deploy/fleet.yaml",
     "device": "wildflower fleet device deploy/fleet.yaml 0",
+    "add": "wildflower fleet add deploy/fleet.yaml 1",
+    "revoke": "wildflower fleet revoke deploy/fleet.yaml 1",
+    "remove": "wildflower fleet remove deploy/fleet.yaml 1",
 }
 """A command line for each sub-command; its help ends with it."""
 
@@ -81,6 +84,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command("keys", "make a fleet's certificates and keys; what there is already is kept")
     device = command("device", "print what to run on one device")
     device.add_argument("client_id", metavar="CLIENT-ID", help="of the device, or: server")
+    for name, text in (
+        ("add", "take a device of the file into a running fleet: make its key and register it"),
+        ("revoke", "put a device out of a running fleet at once; its key is refused for ever"),
+        ("remove", "as revoke, for a device that the file is not to name any more"),
+    ):
+        member = command(name, text)
+        member.add_argument("client_id", metavar="CLIENT-ID", help="of the device")
     device.add_argument("--systemd", action="store_true", help="a systemd unit; else one command")
 
 
@@ -88,6 +98,8 @@ def execute(options: argparse.Namespace) -> int:
     """Run one sub-command; returns its exit code."""
     actions = {
         "up": _up, "run": _run, "status": _status, "down": _down, "keys": _keys, "device": _device,
+        "add": member_commands.add, "revoke": member_commands.revoke,
+        "remove": member_commands.remove,
     }  # fmt: skip
     fleet = read_fleet(options.file)
     try:
@@ -118,7 +130,7 @@ def _up(fleet: Fleet, options: argparse.Namespace) -> int:
     try:
         with terminate_as_interrupt(), LocalFleet(fleet, clients=clients) as running:
             late = running.wait_online()
-            say(_status_table(State(running.fleet, None, tuple(running.processes.values())), {}))
+            say(status_table(State(running.fleet, None, tuple(running.processes.values())), {}))
             for name in late:
                 _warn(f"{name} is not online yet; see {running.processes[name].log}")
             say(f"fleet {fleet.name}: up after {time.monotonic() - begin:.0f} s in "
@@ -157,6 +169,14 @@ def _run(fleet: Fleet, options: argparse.Namespace) -> int:
         "min-clients": len(fleet.devices), **fleet.presets[_preset(fleet, options.preset)],
         **parse_assignments(options.run_config),
     }  # fmt: skip
+    if out := revoked_devices(fleet):
+        expected = len(fleet.devices) - len(out)
+        if int(config["min-clients"]) > expected:
+            raise ConfigError(
+                f"min-clients = {config['min-clients']}: expected at most {expected}, because "
+                f"{', '.join(out)} is revoked; `-c min-clients={expected}`, or take it out of "
+                f"{fleet.source}"
+            )
     parse_run_config(config)
     state = read_state(fleet)
     client = connected_client(state.fleet)
@@ -199,24 +219,10 @@ def _status(fleet: Fleet, options: argparse.Namespace) -> int:
     state = read_state(fleet)
     here = {process.name for process in state.processes}
     elsewhere = device_states(state.fleet, [d for d in fleet.devices if d.name not in here])
-    say(_status_table(state, elsewhere))
-    well = [health(state.fleet, process) in (ONLINE, RUNNING) for process in state.processes]
-    return 0 if all(well) and set(elsewhere.values()) <= {ONLINE} else 1
-
-
-def _status_table(state: State, elsewhere: Mapping[str, str]) -> str:
-    """Show the processes here, and devices elsewhere as the SuperLink knows them."""
-    fleet = state.fleet
-    order = [SUPERLINK, SUPEREXEC, *(device.name for device in fleet.devices)]
-    rows: list[tuple[Any, ...]] = [
-        (p.name, p.pid or "", p.port or "", health(fleet, p), p.restarts, p.log)
-        for p in sorted(state.processes, key=lambda p: order.index(p.name))
-    ]
-    if not rows:  # with units or containers it is known that the SuperLink answers, no more
-        others = "run by systemd or containers, which have its log"
-        rows.append((SUPERLINK, "", fleet.server.port, ONLINE, "", others))
-    rows += [(name, "", "", known, "", "on its machine") for name, known in elsewhere.items()]
-    return table(("process", "pid", "port", "health", "restarts", "log"), rows)
+    say(status_table(state, elsewhere))
+    well = [health(state.fleet, p) in (ONLINE, RUNNING, REVOKED) for p in state.processes]
+    fine = {ONLINE, REVOKED}
+    return 0 if all(well) and {known.status for known in elsewhere.values()} <= fine else 1
 
 
 def _down(fleet: Fleet, options: argparse.Namespace) -> int:

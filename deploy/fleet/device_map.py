@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from deploy.fleet.description import Fleet
 from deploy.fleet.private_files import write_private
+from deploy.fleet.revoked import old_public_keys
 from strategies.base.options import ConfigError
 
 
@@ -40,6 +41,8 @@ def write_device_map(fleet: Fleet) -> Path:
         path = fleet.files.key(device).with_suffix(".pub")
         if path.is_file():
             lines.append(f'"{header_of(path)}" "{device.name}";')
+    for name, path in old_public_keys(fleet):
+        lines.append(f'"{header_of(path)}" "revoked {name}";')
     path = device_map(fleet)
     write_private(path, ("\n".join(lines) + "\n").encode())
     return path

@@ -21,9 +21,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from deploy.fleet.description import Fleet
+from deploy.fleet.description import Device, Fleet
 from deploy.fleet.device_map import write_device_map
 from deploy.fleet.private_files import prepare_directory, refuse_readable_by_others, write_private
+from deploy.fleet.revoked import is_revoked
 from strategies.base.options import ConfigError
 
 CA_DAYS = 3650
@@ -81,15 +82,21 @@ def make_identities(fleet: Fleet, *, now: datetime.datetime | None = None) -> Id
         ca = _authority(fleet, ca_key, now, found)
         _server_certificate(fleet, ca, ca_key, now, found)
     for device in fleet.devices:
-        path = files.key(device)
-        key = _key(path, None, found, serialization.PrivateFormat.OpenSSH)
-        _public_key(path.with_suffix(".pub"), key, found)
+        if not is_revoked(fleet, device):
+            make_device_key(fleet, device, found)
     if _present(files.secret, found):
         refuse_readable_by_others(files.secret)
     else:
         _write(files.secret, secrets.token_bytes(SECRET_BYTES), found)
     write_device_map(fleet)
     return found
+
+
+def make_device_key(fleet: Fleet, device: Device, found: Identities) -> None:
+    """Make a device's key and its public half, or check those that there are."""
+    path = fleet.files.key(device)
+    key = _key(path, None, found, serialization.PrivateFormat.OpenSSH)
+    _public_key(path.with_suffix(".pub"), key, found)
 
 
 def server_names(fleet: Fleet) -> tuple[str, ...]:

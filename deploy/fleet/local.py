@@ -30,6 +30,7 @@ from deploy.fleet.description import HEARTBEAT_LIMIT, Device, Fleet
 from deploy.fleet.identities import make_identities
 from deploy.fleet.preflight import check_device, put_logs_aside, usable_port
 from deploy.fleet.private_files import prepare_directory
+from deploy.fleet.revoked import is_revoked
 from deploy.fleet.specs import LEAVE_FIRST, SUPEREXEC, SUPERLINK, Specs, fleet_mark, flower_client
 from deploy.fleet.status import (
     ONLINE,
@@ -40,7 +41,7 @@ from deploy.fleet.status import (
     write_state,
 )
 from deploy.fleet.superlink_nodes import Registry
-from deploy.fleet.supervisor import FAILED, Supervisor, View
+from deploy.fleet.supervisor import FAILED, REVOKED, Supervisor, View
 from deploy.fleet.watchdog import Watchdog
 from deploy.flower.commands import COMMAND_SECONDS, FlowerError, FlowerRun
 from deploy.flower.processes import end_family, family, free_port, runs_program, uninterrupted
@@ -165,7 +166,7 @@ class LocalFleet:
         while True:
             states = {name: self.health(name) for name in wanted}
             missing = [name for name, state in states.items() if state != ONLINE]
-            waiting = [name for name in missing if states[name] != FAILED]
+            waiting = [name for name in missing if states[name] not in (FAILED, REVOKED)]
             if not waiting or self.broken or time.monotonic() >= deadline:
                 return missing
             wanted = missing
@@ -229,6 +230,10 @@ class LocalFleet:
     def _start(self) -> None:
         fleet = self.fleet
         forget_state(fleet)
+        if fleet.secure:
+            for device in [d for d in fleet.devices if is_revoked(fleet, d)]:
+                self.on_event(f"{device.name} is revoked and stays out; see `wildflower fleet add`")
+            self.devices = [d for d in self.devices if not is_revoked(fleet, d)]
         for device in self.devices:
             check_device(device, fleet)
         end_family(fleet_mark(fleet.directory), set(), first=LEAVE_FIRST)  # of an earlier start
@@ -257,6 +262,8 @@ class LocalFleet:
 
     def _connect(self, device: Device, registry: Registry) -> None:
         assert self._specs is not None
+        if self.fleet.secure and is_revoked(self.fleet, device):
+            return
         if self.fleet.secure and device.client_id not in self.unregistered:
             registry.register(device)
         if device in self.devices:

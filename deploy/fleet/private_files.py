@@ -27,13 +27,16 @@ def prepare_directory(path: Path) -> None:
 
 
 def write_private(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Write a new file whole or not at all; no one else can read it at any moment."""
+    """Write a file whole or not at all; only the owner of its directory can read it."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+    if os.geteuid() == 0:  # what root writes for another user has to be readable by that one
+        owner = path.parent.stat()
+        os.chown(part, owner.st_uid, owner.st_gid)
     part.replace(path)
 
 

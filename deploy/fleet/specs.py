@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import secrets
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from deploy.fleet.description import Device, Fleet
 from deploy.fleet.device import superexec_command, superlink_command
+from deploy.fleet.revoked import is_revoked
 from deploy.fleet.supervisor import Spec
 from deploy.flower.commands import FlowerClient, flower_environment
 
@@ -95,7 +97,8 @@ class Specs:
             "--node-config", device.node_config(str(files.of(device.name) / "state")),
         ]  # fmt: skip
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(device.threads))
-        return self._spec(device.name, command, threads, port)
+        spec = self._spec(device.name, command, threads, port)
+        return dataclasses.replace(spec, unwanted=lambda: is_revoked(self.fleet, device))
 
     def _spec(
         self, name: str, command: list[str], extra: Mapping[str, str], port: int | None

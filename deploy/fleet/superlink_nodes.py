@@ -22,7 +22,12 @@ def known_nodes(database: Path) -> dict[str, str]:
 
 def public_key(fleet: Fleet, device: Device) -> str:
     """Return a device's public key, without its kind and comment."""
-    return fleet.files.key(device).with_suffix(".pub").read_text(encoding="utf-8").split()[1]
+    return key_of(fleet.files.key(device).with_suffix(".pub"))
+
+
+def key_of(path: Path) -> str:
+    """Return what a public key file holds, without the key's kind and comment."""
+    return path.read_text(encoding="utf-8").split()[1]
 
 
 def _beside(database: Path) -> Path:

@@ -16,8 +16,9 @@ from deploy.flower.commands import FlowerError
 from deploy.flower.processes import end_child, end_family, executable
 
 RUNNING, PAUSING, HELD, FAILED = "running", "pausing", "held", "failed"
+REVOKED = "revoked"
 """States: it runs; it ended unasked and starts again soon; it was ended on request; it ended
-unasked too often."""
+unasked too often; it is not wanted any more."""
 
 REFUSED = "[code: 2004]"
 """How Flower refuses a device."""
@@ -45,6 +46,8 @@ class Spec:
         `NAME=value` in its environment and that of everything it starts, and of nothing else.
     port : int, optional
         Where it listens.
+    unwanted : callable
+        Whether it is not to be started again, because its device was revoked.
     """
 
     name: str
@@ -54,6 +57,7 @@ class Spec:
     log: Path
     mark: str
     port: int | None = None
+    unwanted: Callable[[], bool] = lambda: False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,6 +228,12 @@ class Supervisor:
 
     def _plan_restart(self, process: _Supervised, status: int, now: float) -> None:
         rules, ends, name = self.restarts, process.ends, process.spec.name
+        if process.spec.unwanted():
+            process.state = REVOKED
+            self.on_event(
+                f"{name} is revoked and has ended; `wildflower fleet add` lets it in again"
+            )
+            return
         ends.append(now)
         while ends[0] < now - rules.within:
             ends.popleft()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -19,7 +20,9 @@ import yaml
 from deploy.cli import main
 from deploy.fleet.fleet_file import read_fleet
 from deploy.fleet.specs import fleet_mark
-from deploy.flower.processes import end_family, family
+from deploy.fleet.status import ACCEPTED, read_state
+from deploy.flower.commands import flower_environment
+from deploy.flower.processes import end_family, executable, family, free_port
 from tests.e2e.conftest import LIMIT, ROOT
 from tests.support import OWN_MODEL, SMALL, Outcome, make_hostile
 
@@ -86,6 +89,40 @@ def wait_until_up(up: subprocess.Popen[str]) -> str:
     raise AssertionError("".join(lines))
 
 
+@contextlib.contextmanager
+def impostor(file: Path, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Add device 7 to the running fleet, and run its SuperNode as one that says it is client 0."""
+    content = yaml.safe_load(file.read_text())
+    content["devices"].append({"client-id": 7, "model": "cnn5", "partition-id": 2})
+    file.write_text(yaml.safe_dump(content))
+    added = fleet("add", file, 7)
+    assert added.wait(LIMIT) == 0, added.communicate()
+    running = read_state(read_fleet(file)).fleet
+    home, log = tmp_path / "seventh", tmp_path / "seventh.log"
+    command = [
+        "flower-supernode", "--superlink", running.server.local_endpoint,
+        "--root-certificates", str(running.files.ca), "--port", str(free_port()),
+        "--auth-supernode-private-key", str(running.files.key(running.device(7))),
+        "--node-config", 'client-id=0 partition-id=0 num-partitions=2 model="cnn5"',
+    ]  # fmt: skip
+    mark, _, value = fleet_mark(running.directory).partition("=")
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [executable(command[0]), *command[1:]], cwd=tmp_path, stdout=output,
+            stderr=subprocess.STDOUT, env=flower_environment(home, {mark: f"{value}-seventh"}),
+        )  # fmt: skip
+    try:
+        deadline = time.monotonic() + LIMIT
+        while ACCEPTED not in log.read_text(errors="replace"):
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        yield process
+    finally:
+        end_family(f"{mark}={value}-seventh", set())
+        process.wait(10)
+
+
 def test_up_run_and_ctrl_c(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """TLS and keys, three unlike processes, one round; Ctrl-C ends all within 15 s.
 
@@ -98,9 +135,14 @@ def test_up_run_and_ctrl_c(file: Path, tmp_path: Path, capsys: pytest.CaptureFix
         for name in ("superlink", "superexec", "client-0", "client-1"):
             assert f"  {name} " in table
         assert table.count("online") == 3
-        run = fleet("run", file)
-        text, _ = run.communicate(timeout=LIMIT)
-        assert run.returncode == 0, text
+        with impostor(file, tmp_path) as seventh:
+            run = fleet("run", file, "-c", "min-clients=2")
+            text, _ = run.communicate(timeout=LIMIT)
+            assert run.returncode == 0, text
+            assert "client 7: says that it is client 0, but has the key" in text
+            revoked = fleet("revoke", file, 7)
+            assert revoked.wait(LIMIT) == 0, revoked.communicate()
+            seventh.wait(ENDS_WITHIN)  # of itself, at the SuperLink's next word
         assert "round 1/1  2 of 2 clients" in text
         assert "finished:completed" in text
         assert "runs already" in refusal(capsys, "up", file)
@@ -125,6 +167,8 @@ def test_up_run_and_ctrl_c(file: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     outcome = Outcome(tmp_path / "runs" / "one")
     assert [row["model"] for row in outcome.rows("clients")] == ["cnn5", "data:tiny"]
+    failures = outcome.rows("failures")  # it is asked again in a later round
+    assert {(row["client"], row["kind"]) for row in failures} == {("", "registration")}
     states = sorted((tmp_path / "pair" / "processes").glob("client-*/state/one/*"))
     assert len(states) == 2
     secret = [path for path in (tmp_path / "pair").rglob("*") if b"PRIVATE KEY" in content(path)]

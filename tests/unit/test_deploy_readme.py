@@ -89,7 +89,7 @@ def test_the_command_line_knows_what_is_used(fleet: Fleet) -> None:
             assert str(options.file) == FLEET_FILE
         if options.fleet_command == "run":
             assert options.preset in described.presets
-    assert used == {"keys", "up", "device", "run", "status"}
+    assert used == {"keys", "up", "device", "run", "status", "add", "revoke", "remove"}
 
 
 def test_modules_print_and_write_what_is_said(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import re
 import ssl
 import threading
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,7 @@ import deploy.fleet.command
 import deploy.fleet.remote
 from deploy.cli import main
 from deploy.fleet.description import Fleet
+from deploy.fleet.device_map import device_map, header_of
 from deploy.fleet.fleet_file import read_fleet
 from deploy.fleet.identities import make_identities
 from deploy.fleet.specs import Specs
@@ -42,11 +44,24 @@ class Flower(FlowerClient):
     """Stands for Flower's command line on a server with two devices."""
 
     nodes: Mapping[str, str]
+    unregistered: list[str]
+
+    def flwr(self, *arguments: str) -> tuple[int, str]:
+        assert arguments[:2] == ("supernode", "unregister")
+        known = arguments[2] not in self.unregistered
+        self.unregistered.append(arguments[2])
+        return (0, "unregistered") if known else (1, "Not found")
 
     def flwr_json(self, *arguments: str) -> dict[str, Any]:
+        if arguments[1] == "register":
+            assert arguments[4:6] == ("--name", Path(arguments[2]).stem)
+            return {"node-id": "77"}
         assert arguments[:2] == ("supernode", "ls")
         assert "https" not in (self.home / "config.toml").read_text()
-        listed = [{"node-id": number, "status": status} for number, status in self.nodes.items()]
+        listed = [
+            {"node-id": number, "status": status, "offline-at": "2026-01-02T03:04:05Z"}
+            for number, status in self.nodes.items()
+        ]
         return {"nodes": listed}
 
     def submit(self, *arguments: Any, **options: Any) -> str:
@@ -96,6 +111,7 @@ def served(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
         deploy.fleet.remote, "flower_client", lambda of: Flower(of.files.of("flwr"), {})
     )
     monkeypatch.setattr(Flower, "nodes", {"11": "online", "12": "online"}, raising=False)
+    monkeypatch.setattr(Flower, "unregistered", [], raising=False)
     yield fleet
     server.shutdown()
     thread.join(10)
@@ -117,6 +133,69 @@ def test_status_asks_the_superlink(
     assert main(command) == 1
     assert "client-1  " in (text := capsys.readouterr().out)
     assert "not known" in text
+    monkeypatch.setattr(Flower, "nodes", {"11": "offline", "12": "registered"})
+    assert main(command) == 1
+    text = capsys.readouterr().out
+    assert re.search("client-0 +offline +2026-01-02T03:04:05Z", text)
+    assert re.search("client-1 +registered +never", text)
+
+
+def test_a_revoked_device_is_out_until_it_gets_a_new_key(
+    served: Fleet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    device, source = served.device(1), str(served.source)
+    key = served.files.key(device)
+    old = header_of(key.with_suffix(".pub"))
+    assert f'"{old}" "client-1";' in device_map(served).read_text()
+    assert main(["fleet", "revoke", source, "1"]) == 0
+    assert Flower.unregistered == ["12"]
+    assert "client-1 is revoked" in capsys.readouterr().out
+    assert not key.exists()
+    assert f'"{old}" "revoked client-1";' in device_map(served).read_text()
+    # No other command lets it in again.
+    make_identities(served)
+    assert not key.exists()
+    assert main(["fleet", "status", source]) == 0
+    assert re.search("client-1 +revoked", capsys.readouterr().out)
+    assert main(["fleet", "run", source]) == 2
+    error = capsys.readouterr().err
+    assert "min-clients = 2: expected at most 1, because client-1 is revoked" in error
+    # A second call does no harm, and goes on where a first one was cut off.
+    assert main(["fleet", "revoke", source, "1"]) == 0
+    assert main(["fleet", "add", source, "1"]) == 0
+    new = header_of(key.with_suffix(".pub"))
+    assert new != old
+    text = device_map(served).read_text()
+    assert f'"{new}" "client-1";' in text
+    assert f'"{old}" "revoked client-1";' in text
+    assert known_nodes(Specs(served, {}).database)[public_key(served, device)] == "77"
+    capsys.readouterr()
+
+
+def test_a_device_that_the_file_does_not_name_any_more_can_be_removed(
+    served: Fleet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = yaml.safe_load(served.source.read_text())
+    content["devices"] = content["devices"][:1]
+    served.source.write_text(yaml.safe_dump(content))
+    assert main(["fleet", "remove", str(served.source), "1"]) == 0
+    assert Flower.unregistered == ["12"]
+    assert capsys.readouterr().out.endswith("for ever\n")
+    for wrong, message in (("9", "has no key of it"), ("x", "expected that of a device")):
+        assert main(["fleet", "revoke", str(served.source), wrong]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["fleet", "add", str(served.source), "1"]) == 2  # to be described first
+    assert "client-id = 1: no device of" in capsys.readouterr().err
+
+
+def test_a_key_that_was_registered_by_hand_is_named_with_what_to_do(
+    served: Fleet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    database = Specs(served, {}).database
+    database.with_suffix(".nodes.json").write_text("{}")
+    assert main(["fleet", "revoke", str(served.source), "0"]) == 1
+    assert "`flwr supernode unregister NUMBER private`" in capsys.readouterr().err
+    assert '"revoked client-0"' in device_map(served).read_text()
 
 
 def test_a_run_goes_to_the_superlink(

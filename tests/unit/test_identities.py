@@ -21,6 +21,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from deploy.fleet.description import Device, Fleet, Restarts, Server, Tls
 from deploy.fleet.device_map import device_map
 from deploy.fleet.identities import make_identities, server_names
+from deploy.fleet.private_files import write_private
 from strategies.base.options import ConfigError
 
 NOW = datetime.datetime.now(datetime.UTC)
@@ -242,3 +243,12 @@ def test_the_names_leave_out_wildcards(fleet: Fleet) -> None:
     assert server_names(fleet) == (
         "localhost", "127.0.0.1", "::1", "fleet.example.org", "10.0.0.7"
     )  # fmt: skip
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_what_root_writes_belongs_to_the_owner_of_the_directory(tmp_path: Path) -> None:
+    """Else the proxy, which is another user, could not read what `fleet add` has written."""
+    os.chown(tmp_path, 49999, 49999)
+    write_private(tmp_path / "devices.map", b"x")
+    assert (tmp_path / "devices.map").stat().st_uid == 49999
+    assert mode(tmp_path / "devices.map") == 0o600

@@ -15,7 +15,9 @@ import pytest
 from flwr.supercore.error import FlowerError
 
 from deploy.fleet.description import Tls
+from deploy.fleet.device_map import write_device_map
 from deploy.fleet.identities import make_identities
+from deploy.fleet.membership import reload_proxy
 from deploy.fleet.proxy import (
     ADDRESS_BURST,
     ADDRESS_CALLS,
@@ -28,6 +30,7 @@ from deploy.fleet.proxy import (
     main,
     nginx_config,
 )
+from deploy.fleet.revoked import put_aside
 from deploy.flower.processes import free_port
 from strategies.base.options import ConfigError
 from tests.proxy_support import (
@@ -210,6 +213,34 @@ def test_a_key_that_is_not_registered_is_refused_as_the_superlink_does_it(behind
     connection.close()
     assert (answer.status, error and error.code) == (412, 2004)
     assert behind.ask("POST", "/refused/activate-node") == 404
+
+
+@needs_nginx
+def test_a_revoked_key_is_refused_as_soon_as_the_proxy_is_told(tmp_path: Path) -> None:
+    fleet = make_fleet(tmp_path / "fleet", free_port())
+    make_identities(fleet)
+    prefix = fleet.files.of("proxy")
+    with server_behind(fleet) as server, running_nginx(fleet_proxy(fleet), prefix):
+        old = server.key()
+        assert server.ask("POST", "/v1/fleet/get-fab", headers=old) == 200
+        put_aside(fleet, fleet.devices[0])
+        write_device_map(fleet)
+        assert "reads its files anew" in reload_proxy(fleet)
+        deadline = time.monotonic() + 10
+        while server.ask("POST", "/v1/fleet/get-fab", headers=old) == 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        connection = server.connect()
+        connection.request("POST", "/v1/fleet/activate-node", b"", old)
+        answer = connection.getresponse()
+        assert answer.status == 412
+        assert "this key is revoked" in answer.read().decode()
+        connection.close()
+        assert server.ask("POST", "/v1/fleet/get-fab", headers=server.key(1)) == 200
+    assert reload_proxy(fleet) == ""
+    server_elsewhere = dataclasses.replace(fleet.server, address="192.0.2.10")
+    behind_one = dataclasses.replace(fleet, server=server_elsewhere)
+    assert "no proxy runs here" in reload_proxy(behind_one)
 
 
 @needs_nginx

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from deploy.fleet.description import Restarts
-from deploy.fleet.supervisor import FAILED, HELD, PAUSING, RUNNING, Spec, Supervisor
+from deploy.fleet.supervisor import FAILED, HELD, PAUSING, REVOKED, RUNNING, Spec, Supervisor
 from deploy.fleet.watchdog import Watchdog
 from deploy.flower.processes import end_family, family
 
@@ -207,3 +207,20 @@ def test_which_requests_to_end_are_heard(number: int, before: signal.Handlers, s
         preexec_fn=lambda: signal.signal(number, before),
     )  # fmt: skip
     assert (done.stdout, done.returncode) == (said + "\n", 0), done.stderr
+
+
+def test_what_is_not_wanted_any_more_is_not_started_again(watched: Watched) -> None:
+    """A device whose key was revoked; it would be refused twenty times."""
+    revoked: list[str] = []
+    supervisor = watched.supervisor
+    supervisor.add(dataclasses.replace(watched.spec(SLEEP), unwanted=lambda: bool(revoked)))
+    revoked.append("yes")
+    pid = supervisor.views()["sleeper"].pid
+    assert pid
+    os.kill(pid, signal.SIGTERM)
+    wait_for(lambda: supervisor.views()["sleeper"].state == REVOKED)
+    time.sleep(0.5)
+    assert supervisor.views()["sleeper"].state == REVOKED
+    assert watched.events == [
+        "sleeper is revoked and has ended; `wildflower fleet add` lets it in again"
+    ]
