@@ -36,7 +36,7 @@ ELSEWHERE = {
     "csatv2": 64,
     "efficientformer_l1": 224,
     "eva02_tiny_patch14_224": 42,
-    "inception_v3": 96,
+    "inception_v3": 84,
     "sequencer2d_s": 35,
 }
 """The size to set for those that cannot be built at 32 pixels, or do not run."""
