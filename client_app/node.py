@@ -24,7 +24,8 @@ from data.tasks import TaskSpec, assign_task, parse_task, parse_tasks
 from models import assign_model, model_info, tokeniser_of
 from strategies.base.client import ClientContext
 from strategies.base.options import ConfigError, unknown_key
-from strategies.base.run_config import DEVICE, NAME, RunConfig, parse_run_config
+from strategies.base.parsing import parse_run_config
+from strategies.base.run_config import DEVICE, NAME, RunConfig
 
 NODE_KEYS = (
     "partition-id", "num-partitions", "client-id", "data-dir", "dataset", "model", "device",

@@ -14,7 +14,8 @@ from data.text_files import read_user_text
 from models.own_code import own_file, searching
 from strategies.base.method import method_names
 from strategies.base.options import ConfigError, parse_pairs, split_pairs
-from strategies.base.run_config import RunConfig, default_run_config
+from strategies.base.parsing import default_run_config
+from strategies.base.run_config import RunConfig
 
 EXAMPLE = "wildflower run --clients 10 -c \"method='fedproto' num-rounds=3\""
 OWN_CODE_KEYS = ("models", "method", "schedule")

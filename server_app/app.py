@@ -12,7 +12,7 @@ from server_app.rounds.loop import run_rounds
 from strategies.base.former_names import warnings
 from strategies.base.method import hidden_file
 from strategies.base.options import ConfigError
-from strategies.base.run_config import parse_run_config
+from strategies.base.parsing import parse_run_config
 
 app = ServerApp()
 

@@ -40,7 +40,7 @@ class FlowerStrategy(Strategy):
     Parameters
     ----------
     run : RunConfig
-        Names the method, see `strategies.base.run_config.parse_run_config`.
+        Names the method, see `strategies.base.parsing.parse_run_config`.
 
     Raises
     ------

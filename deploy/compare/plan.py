@@ -21,7 +21,8 @@ from deploy.yaml_files import read_yaml
 from models.own_code import searching
 from server_app.records.client_tasks import ClientTask, is_plain
 from strategies.base.options import ConfigError
-from strategies.base.run_config import RunConfig, parse_run_config
+from strategies.base.parsing import parse_run_config
+from strategies.base.run_config import RunConfig
 from strategies.base.suggestions import nearest
 
 OWN_KEYS = ("method", "seed", "output-dir", "run-name", "resume")
@@ -272,7 +273,7 @@ def _differences(items: list[Any], runs: list[PlannedRun]) -> tuple[tuple[str, s
 
 
 def _settings(value: object, where: str) -> dict[str, Any]:
-    from strategies.base.run_config import default_run_config
+    from strategies.base.parsing import default_run_config
 
     settings = {} if value is None else read_mapping(value, where)
     for key in settings:

@@ -9,7 +9,7 @@ from deploy.compare.plan import Plan, PlannedRun
 from server_app.records.csv_files import finished_rounds
 from strategies.base.former_names import in_present_words
 from strategies.base.options import ConfigError
-from strategies.base.run_config import default_run_config
+from strategies.base.parsing import default_run_config
 
 NEW, PARTIAL, COMPLETE = "new", "incomplete", "complete"
 

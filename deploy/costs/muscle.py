@@ -19,8 +19,8 @@ import numpy as np
 
 from deploy.costs.table import aligned
 from strategies.base.messages import ClientInfo, ClientUpdate, count_bytes
+from strategies.base.parsing import parse_run_config
 from strategies.base.payload import count_scalars, pack
-from strategies.base.run_config import parse_run_config
 from strategies.base.server import ServerContext
 from strategies.fedmuscle.fedmuscle import Server, Uplink
 

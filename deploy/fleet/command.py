@@ -27,7 +27,7 @@ from deploy.flower.processes import send_signal, terminate_as_interrupt
 from deploy.run import parse_assignments, with_code_dir
 from server_app.console import say
 from strategies.base.options import ConfigError
-from strategies.base.run_config import parse_run_config
+from strategies.base.parsing import parse_run_config
 
 DAY = 86_400.0
 END_SECONDS = 60.0

@@ -16,7 +16,8 @@ from deploy.yaml_files import read_yaml
 from models import ModelError, model_info
 from models.own_code import searching
 from strategies.base.options import ConfigError, parse_options, unknown_key
-from strategies.base.run_config import DEVICE, NAME, default_run_config, parse_run_config
+from strategies.base.parsing import default_run_config, parse_run_config
+from strategies.base.run_config import DEVICE, NAME
 
 KEYS = (
     "name", "directory", "server", "tls", "restarts", "num-partitions", "devices", "settings",

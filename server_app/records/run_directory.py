@@ -24,7 +24,8 @@ from strategies.base.files import NotWrittenError, replacing
 from strategies.base.former_names import in_present_words
 from strategies.base.messages import ClientInfo
 from strategies.base.options import ConfigError
-from strategies.base.run_config import RunConfig, default_run_config
+from strategies.base.parsing import default_run_config
+from strategies.base.run_config import RunConfig
 
 CLIENT_COLUMNS = tuple(
     "client" if field.name == "client_id" else field.name

@@ -15,12 +15,13 @@ from server_app.console import say
 from server_app.records.checkpoints import Checkpoints
 from server_app.records.local_run import check_local_clients, check_local_run
 from server_app.records.recorder import Recorder
-from server_app.records.round_result import Failure, RoundResult
+from server_app.records.round_result import RoundResult
 from server_app.records.run_directory import FAILED, RunDirectory, early_end, write_atomically
-from server_app.rounds.divergence import DivergenceWatch, warning
+from server_app.rounds.divergence import DivergenceWatch
 from server_app.rounds.exchange import Exchange, RunError
 from server_app.rounds.message_factory import MessageFactory
 from server_app.rounds.method_server import MethodServer
+from server_app.rounds.notes import RoundNotes
 from server_app.rounds.participants import choose_participants
 from server_app.rounds.roster import Roster
 from server_app.rounds.send_order import SendOrder, short_thread_turns
@@ -82,8 +83,9 @@ class RoundLoop:
         self.messages = MessageFactory(directory.name, {}, ttl=run.round_timeout + 30)
         self.roster = Roster(server, self.transport, self.messages, directory.refuse)
         self.send_order = SendOrder()
-        self.divergence = DivergenceWatch(directory.path / "metrics.csv")
-        self.durations: list[float] = []
+        self.notes = RoundNotes(
+            server, self.recorder, DivergenceWatch(directory.path / "metrics.csv")
+        )
         self.session = secrets.token_hex(8)
         self.resumed_at = 0
 
@@ -95,7 +97,7 @@ class RoundLoop:
         check_local_clients(self.run.run_root, self.run.local_run, self.server.clients)
         self.server.begin()
         done = self._take_up()
-        self._note_roster_problems(done)
+        self.notes.left_out(done, self.roster.problems)
         say(console.clients_table(self.server.clients))
         for line in console.data_lines(self.server.clients):
             say(line)
@@ -130,8 +132,8 @@ class RoundLoop:
         if self.directory.resumed:
             say(f"resuming after round {done}")
         self.resumed_at = self.server.server_round = done
-        self.divergence.begin()
-        self._tell_who_is_not_trained()
+        self.notes.divergence.begin()
+        self.notes.who_is_not_trained()
         return done
 
     def report(self) -> None:
@@ -159,14 +161,14 @@ class RoundLoop:
         infos = self.server.clients
         if infos != known:
             self.directory.write_clients(infos)
-            self._tell_who_is_not_trained()
+            self.notes.who_is_not_trained()
             say(f"joined: clients {sorted(i for i in infos if infos[i] != known.get(i))}")
-        self._note_lost_states(outcome)
-        self._note_divergence(outcome)
+        self.notes.lost_states(outcome)
+        self.notes.diverged(outcome)
         self.recorder.add(outcome)
-        self._note_roster_problems(number)
+        self.notes.left_out(number, self.roster.problems)
         self.checkpoints.save(number, self.server.state)
-        self._say_round(outcome)
+        self.notes.say_round(outcome)
         return outcome
 
     def _history(self) -> History:
@@ -265,64 +267,8 @@ class RoundLoop:
             final=final,
         )
 
-    def _tell_who_is_not_trained(self) -> None:
-        infos = self.server.clients
-        for client_id in sorted(infos):
-            if infos[client_id].train_examples == 0:
-                say(f"client {client_id} has no training examples: it is evaluated, not trained")
-
-    def _note_roster_problems(self, number: int) -> None:
-        """Print and record who could not join, and the information of those that did."""
-        for client_id, reason in self.roster.problems:
-            who = "a node" if client_id is None else f"client {client_id}"
-            say(f"{who} was left out: {reason}")
-        self.recorder.add_failures(
-            number, [Failure(client, "registration", text) for client, text in self.roster.problems]
-        )
-        self.roster.problems.clear()
-
-    def _note_lost_states(self, outcome: RoundResult) -> None:
-        """Say whose private state is older than it should be: lost, moved or damaged."""
-        for client_id, trained in outcome.rounds_trained.items():
-            expected = self.recorder.trained.get(client_id, 0)
-            if trained < expected:
-                reason = (
-                    f"its private state knows {trained} of {expected} rounds of training; was its "
-                    "state directory (state-dir, output-dir) lost or moved?"
-                )
-                say(f"warning: client {client_id}: {reason}")
-                outcome.failures.append(Failure(client_id, "state", reason))
-
-    def _note_divergence(self, outcome: RoundResult) -> None:
-        """Say whose training diverged; the run goes on, it may be one client of many."""
-        classes = min(info.num_classes for info in self.server.clients.values())
-        found = self.divergence.look(outcome, classes)
-        if found:
-            say(warning(outcome.server_round, found))
-            outcome.failures += found
-
     def _prune_simulated_states(self) -> None:
         """In a simulation the clients' states are here; drop those no resume can need."""
         clients = self.directory.path / "clients"
         for client in clients.iterdir() if clients.is_dir() else ():
             prune_rounds(client, self.checkpoints.oldest())
-
-    def _say_round(self, outcome: RoundResult) -> None:
-        number, total = outcome.server_round, self.run.num_rounds
-        shown = console.round_scores(self.recorder.latest, self.recorder.best)
-        scalars = {
-            way: sum(
-                t.scalars for t in outcome.traffic if t.direction == way and t.purpose == "train"
-            )
-            for way in ("uplink", "downlink")
-        }
-        trained = len({client for client, row in outcome.rows if row.phase == "train"})
-        self.durations.append(outcome.seconds)
-        recent = self.durations[-5:]
-        left = (total - number) * sum(recent) / len(recent)
-        say(
-            f"round {number}/{total}  {trained} of {len(self.server.clients)} clients  {shown}  "
-            f"up {console.human(scalars['uplink'])}  "
-            f"down {console.human(scalars['downlink'])} scalars  {outcome.seconds:.1f} s  "
-            f"left {left:.0f} s"
-        )

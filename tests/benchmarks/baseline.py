@@ -34,7 +34,8 @@ from torch import Tensor
 
 from data import load_client_data
 from models import InputShape, SplitModel, assign_model, build_model
-from strategies.base.run_config import RunConfig, default_run_config, parse_run_config
+from strategies.base.parsing import default_run_config, parse_run_config
+from strategies.base.run_config import RunConfig
 from tests.benchmarks.workloads import ROOT, Workload
 
 TASK_SECONDS = 600.0

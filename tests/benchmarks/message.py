@@ -33,7 +33,7 @@ from deploy.fleet.local import LocalFleet
 from deploy.run import parse_assignments
 from server_app.app import app as server_app
 from server_app.rounds.in_process import InProcessGrid
-from strategies.base.run_config import default_run_config
+from strategies.base.parsing import default_run_config
 
 ROOT = Path(__file__).parents[2]
 ROUND = 3

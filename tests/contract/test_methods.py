@@ -137,7 +137,7 @@ def test_server_state_survives_a_checkpoint(plain: Plain, tmp_path: Path) -> Non
     from server_app.records.checkpoints import Checkpoints
     from server_app.rounds.method_server import MethodServer
     from strategies.base.messages import ClientInfo
-    from strategies.base.run_config import parse_run_config
+    from strategies.base.parsing import parse_run_config
 
     run = plain.run
     config = {k: v for k, v in run.config["config"].items() if k != "resume"}

@@ -14,7 +14,7 @@ from server_app.rounds.method_server import MethodServer
 from strategies.base.messages import ClientInfo
 from strategies.base.method import get_method, method_names
 from strategies.base.options import ConfigError
-from strategies.base.run_config import parse_run_config
+from strategies.base.parsing import parse_run_config
 from strategies.base.server import RegistrationError
 from tests.support import run_federation
 

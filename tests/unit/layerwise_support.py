@@ -16,8 +16,8 @@ from models import InputShape, build_model
 from strategies.base.client import ClientContext
 from strategies.base.messages import ClientUpdate
 from strategies.base.method import get_method
+from strategies.base.parsing import parse_run_config
 from strategies.base.payload import pack, unpack
-from strategies.base.run_config import parse_run_config
 from strategies.common.layerwise import split_state
 from strategies.common.training import device_batches
 from tests.support import ServerAtWork

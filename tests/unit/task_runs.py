@@ -14,7 +14,7 @@ from server_app.records.round_result import RoundResult, Traffic
 from server_app.records.run_directory import CLIENT_COLUMNS
 from server_app.records.summary import summarise
 from strategies.base.messages import MetricRow
-from strategies.base.run_config import parse_run_config
+from strategies.base.parsing import parse_run_config
 
 MIXED = (
     "multilabel@scenes", "multilabel@scenes", "classification@fashion-mnist[0-4]",

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from server_app.records.csv_files import HEADERS
-from strategies.base.run_config import default_run_config, parse_run_config
+from strategies.base.parsing import default_run_config, parse_run_config
 from tests.benchmarks import gpu, workloads
 from tests.benchmarks.__main__ import NAMES
 from tests.benchmarks.baseline import Bare, Baseline

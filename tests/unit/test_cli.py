@@ -11,7 +11,7 @@ import pytest
 
 from deploy.cli import make_parser
 from deploy.run import parse_assignments
-from strategies.base.run_config import parse_run_config
+from strategies.base.parsing import parse_run_config
 
 ROOT = Path(__file__).parents[2]
 Parsers = dict[str, argparse.ArgumentParser]

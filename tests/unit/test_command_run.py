@@ -11,7 +11,8 @@ from deploy.cli import main
 from deploy.run import parse_assignments
 from server_app.rounds import roster
 from strategies.base.options import ConfigError, parse_options, unknown_key
-from strategies.base.run_config import RunConfig, default_run_config, parse_run_config
+from strategies.base.parsing import default_run_config, parse_run_config
+from strategies.base.run_config import RunConfig
 from strategies.base.server import RegistrationError
 from tests.support import run_federation
 

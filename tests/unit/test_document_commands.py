@@ -14,7 +14,7 @@ from typer.main import get_command
 from deploy.cli import make_parser
 from deploy.run import parse_assignments
 from models.own_code import searching
-from strategies.base.run_config import parse_run_config
+from strategies.base.parsing import parse_run_config
 from tests.documents import ROOT, documents, files_in, text_of
 
 

@@ -29,8 +29,8 @@ from strategies.base.messages import (
     metrics_record,
 )
 from strategies.base.method import get_method
+from strategies.base.parsing import parse_run_config
 from strategies.base.payload import ARRAYS, PayloadError, pack
-from strategies.base.run_config import parse_run_config
 from tests.support import run_federation
 from tests.unit.test_roster import a_client_info
 

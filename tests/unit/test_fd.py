@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from strategies.base.messages import ClientUpdate
-from strategies.base.run_config import parse_run_config
+from strategies.base.parsing import parse_run_config
 from strategies.fd import Server, Uplink, distillation_loss
 from tests.support import Outcome, ServerAtWork, run_federation
 from tests.unit.test_roster import a_client_info

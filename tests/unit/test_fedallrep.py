@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from strategies.base.messages import ClientInfo, ClientUpdate
+from strategies.base.parsing import parse_run_config
 from strategies.base.payload import PayloadError, count_scalars, pack, unpack
-from strategies.base.run_config import parse_run_config
 from strategies.common.head import HeadState
 from strategies.fedallrep import Uplink, join_uplinks
 from tests.support import ServerAtWork, run_federation

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from strategies.base.client import ClientContext
 from strategies.base.messages import ClientUpdate
+from strategies.base.parsing import parse_run_config
 from strategies.base.payload import count_scalars
-from strategies.base.run_config import parse_run_config
 from strategies.common.training import device_batches
 from strategies.common.weights import state_arrays
 from strategies.fedapen import (

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from models import count_parameters
 from strategies.base.messages import ClientInfo, ClientUpdate
+from strategies.base.parsing import parse_run_config
 from strategies.base.payload import count_scalars, pack, unpack
-from strategies.base.run_config import parse_run_config
 from strategies.fedgen import (
     Client,
     Config,

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from strategies.base.messages import ClientUpdate
+from strategies.base.parsing import parse_run_config
 from strategies.base.payload import PayloadError
-from strategies.base.run_config import parse_run_config
 from strategies.fedhenn import Uplink, alignment_items, cka, square, triangle
 from tests.support import ServerAtWork, run_federation
 from tests.unit.test_roster import a_client_info

@@ -14,8 +14,8 @@ from data import normalise
 from models import InputShape, SplitModel, build_model, count_parameters
 from strategies.base.client import ClientContext
 from strategies.base.options import ConfigError
+from strategies.base.parsing import parse_run_config
 from strategies.base.payload import PayloadError, count_scalars, pack, unpack
-from strategies.base.run_config import parse_run_config
 from strategies.common.layerwise import split_state
 from strategies.common.training import device_batches
 from strategies.common.weights import state_arrays

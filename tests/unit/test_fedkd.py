@@ -20,8 +20,8 @@ from client_app.state_store import state_directory
 from server_app.rounds.in_process import InProcessGrid
 from strategies.base.client import ClientContext
 from strategies.base.messages import INFO, METRICS, ClientUpdate
+from strategies.base.parsing import parse_run_config
 from strategies.base.payload import PayloadError, count_scalars, pack, unpack
-from strategies.base.run_config import parse_run_config
 from strategies.fedkd.fedkd import (
     Client,
     ClientState,

@@ -17,8 +17,8 @@ from models.small import build_small_model
 from strategies.base.client import ClientContext
 from strategies.base.messages import ClientInfo, ClientUpdate
 from strategies.base.options import ConfigError
+from strategies.base.parsing import parse_run_config
 from strategies.base.payload import count_scalars
-from strategies.base.run_config import parse_run_config
 from strategies.common.weights import state_arrays
 from strategies.fedmrl import (
     METHOD,

@@ -17,8 +17,8 @@ from models import InputShape, build_model, count_parameters
 from models.small import build_small_model
 from server_app.rounds.in_process import InProcessGrid
 from strategies.base.options import option_keys
+from strategies.base.parsing import parse_run_config
 from strategies.base.payload import ARRAYS
-from strategies.base.run_config import parse_run_config
 from strategies.base.server import RegistrationError
 from strategies.fedmrl import Config
 from tests.support import Outcome, run_federation

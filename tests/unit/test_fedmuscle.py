@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from server_app.rounds.in_process import FIRST_NODE, InProcessGrid
 from strategies.base.messages import ClientUpdate
 from strategies.base.options import ConfigError
+from strategies.base.parsing import parse_run_config
 from strategies.base.payload import PayloadError, count_scalars, pack, unpack
-from strategies.base.run_config import parse_run_config
 from strategies.base.server import RegistrationError
 from strategies.common.public import PublicInputs
 from strategies.fedmuscle.alignment import Alignment

@@ -10,7 +10,7 @@ import torch
 
 from strategies.base.messages import ClientUpdate
 from strategies.base.options import ConfigError
-from strategies.base.run_config import parse_run_config
+from strategies.base.parsing import parse_run_config
 from strategies.fedproto import Uplink, mean_prototypes
 from tests.support import Outcome, ServerAtWork, run_federation
 from tests.unit.test_roster import a_client_info

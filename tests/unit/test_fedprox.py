@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from strategies.base.options import ConfigError
-from strategies.base.run_config import parse_run_config
+from strategies.base.parsing import parse_run_config
 from strategies.common.layerwise import split_state
 from strategies.common.training import train_epochs
 from strategies.common.weights import state_arrays

@@ -17,8 +17,8 @@ from data import ClientData, DataSpec, Split, load_client_data
 from strategies.base.client import ClientContext
 from strategies.base.messages import ClientUpdate
 from strategies.base.method import get_method
+from strategies.base.parsing import parse_run_config
 from strategies.base.payload import count_scalars
-from strategies.base.run_config import parse_run_config
 from strategies.common.training import collect_representations
 from strategies.fedre import Client, Uplink, draw_weights, entangle, sample_weights
 from tests.support import ServerAtWork, run_federation

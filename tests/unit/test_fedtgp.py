@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from strategies.base.messages import ClientUpdate
-from strategies.base.run_config import parse_run_config
+from strategies.base.parsing import parse_run_config
 from strategies.fedtgp import (
     PrototypeGenerator,
     Uplink,

@@ -18,7 +18,7 @@ from server_app.flower_strategy import FlowerStrategy
 from server_app.records.recorder import weighted_mean
 from server_app.rounds.exchange import RunError
 from server_app.rounds.in_process import InProcessGrid
-from strategies.base.run_config import parse_run_config
+from strategies.base.parsing import parse_run_config
 from strategies.base.state import save_state
 from tests.support import SMALL, Outcome, run_federation
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from strategies.base.messages import ClientUpdate
+from strategies.base.parsing import parse_run_config
 from strategies.base.payload import PayloadError, count_scalars, pack, unpack
-from strategies.base.run_config import parse_run_config
 from strategies.common.training import device_batches
 from strategies.common.weights import state_arrays, state_template
 from strategies.fml import Client, Downlink, Uplink, imitation, mutual_terms

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from strategies.base.former_names import in_present_words, warnings
-from strategies.base.run_config import parse_run_config
+from strategies.base.parsing import parse_run_config
 from tests.support import run_federation
 
 

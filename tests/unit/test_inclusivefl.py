@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from strategies.base.messages import ClientUpdate
+from strategies.base.parsing import parse_run_config
 from strategies.base.payload import count_scalars
-from strategies.base.run_config import parse_run_config
 from strategies.base.state import load_state, save_state
 from strategies.common.layerwise_server import layout_for
 from strategies.inclusivefl import (

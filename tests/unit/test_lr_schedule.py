@@ -9,7 +9,7 @@ import pytest
 
 from server_app.console import settings
 from strategies.base.options import ConfigError
-from strategies.base.run_config import parse_run_config
+from strategies.base.parsing import parse_run_config
 from tests.support import run_federation
 
 SETTINGS: dict[str, Any] = {"subset": 0.08, "image_size": 16, "feature_dim": 16, "models": "cnn5"}

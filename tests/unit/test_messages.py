@@ -21,9 +21,9 @@ from strategies.base.messages import (
     metrics_record,
 )
 from strategies.base.method import get_method
+from strategies.base.parsing import parse_run_config
 from strategies.base.payload import ARRAYS, MANIFEST, PayloadError, unpack
 from strategies.base.replies import read_metrics
-from strategies.base.run_config import parse_run_config
 from tests.unit.test_roster import a_client_info
 
 DIMS = {"d": 2, "C": 10}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from strategies.base.client import ClientContext
 from strategies.base.options import ConfigError
-from strategies.base.run_config import parse_run_config
+from strategies.base.parsing import parse_run_config
 from strategies.base.state import load_state
 from strategies.common.layerwise import split_state
 from strategies.common.training import device_batches, train_epochs

@@ -11,7 +11,7 @@ from flwr.app import Context, RecordDict
 from client_app.node import client_context, state_root
 from models import ModelError
 from strategies.base.options import ConfigError
-from strategies.base.run_config import parse_run_config
+from strategies.base.parsing import parse_run_config
 
 
 def context(node: dict[str, Any], **run: Any) -> Context:

@@ -14,7 +14,7 @@ from models import InputShape, ModelError, build_model, model_info
 from models.own_code import OwnCodeError, load_own, searching
 from models.package_names import NAMES
 from strategies.base.options import ConfigError
-from strategies.base.run_config import parse_run_config
+from strategies.base.parsing import parse_run_config
 from tests.support import OWN_MODEL, make_hostile, run_federation
 
 ROOT = Path(__file__).parents[2]

@@ -16,8 +16,8 @@ from deploy.run import with_code_dir
 from models.own_code import searching
 from strategies.base.method import get_method, method_names
 from strategies.base.options import ConfigError
+from strategies.base.parsing import parse_run_config
 from strategies.base.round_files import round_file
-from strategies.base.run_config import parse_run_config
 from tests.documents import files_in
 from tests.support import SMALL, Outcome, run_federation
 

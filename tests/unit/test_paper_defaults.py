@@ -8,7 +8,8 @@ import pytest
 
 from deploy.run import parse_assignments
 from strategies.base.method import Training, get_method, method_names
-from strategies.base.run_config import RunConfig, default_run_config
+from strategies.base.parsing import default_run_config
+from strategies.base.run_config import RunConfig
 from tests.documents import ROOT
 
 README = (ROOT / "deploy" / "comparisons" / "README.md").read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from deploy import keys
 from deploy.keys import BEGIN, END, document_tables, meanings, table
 from strategies.base.method import method_names
 from strategies.base.options import option
-from strategies.base.run_config import default_run_config
+from strategies.base.parsing import default_run_config
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -19,7 +19,7 @@ from server_app.rounds.method_server import MethodServer
 from server_app.rounds.roster import Roster
 from server_app.rounds.transport import Answer, Sent, Transport
 from strategies.base.messages import CLIENT_INFO, ClientInfo
-from strategies.base.run_config import parse_run_config
+from strategies.base.parsing import parse_run_config
 from strategies.base.server import RegistrationError
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from strategies.base.method import get_method, method_names
 from strategies.base.options import ConfigError
-from strategies.base.run_config import RunConfig, default_run_config, parse_run_config
+from strategies.base.parsing import default_run_config, parse_run_config
+from strategies.base.run_config import RunConfig
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,7 +14,8 @@ import pytest
 from server_app.records.run_directory import RunDirectory, write_atomically
 from strategies.base.files import NotWrittenError
 from strategies.base.options import ConfigError
-from strategies.base.run_config import RunConfig, parse_run_config
+from strategies.base.parsing import parse_run_config
+from strategies.base.run_config import RunConfig
 from tests.unit.test_roster import a_client_info
 
 

@@ -12,7 +12,7 @@ from deploy.cli import main
 from server_app.rounds.exchange import RunError
 from server_app.rounds.participants import choose_participants
 from strategies.base.options import ConfigError
-from strategies.base.run_config import parse_run_config
+from strategies.base.parsing import parse_run_config
 from strategies.base.schedule import History, Schedule, load_schedule
 from strategies.base.server import ServerContext
 from tests.documents import files_in

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from strategies.base.run_config import parse_run_config
+from strategies.base.parsing import parse_run_config
 from strategies.base.schedule import History, Schedule
 from strategies.base.server import ServerContext
 from tests.unit.test_roster import a_client_info

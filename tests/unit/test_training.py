@@ -17,7 +17,7 @@ from data.dataset import ImageDataset
 from models import InputShape, build_model
 from strategies.base.client import ClientContext
 from strategies.base.method import get_method
-from strategies.base.run_config import parse_run_config
+from strategies.base.parsing import parse_run_config
 from strategies.common import training
 from strategies.common.optimizers import make_optimizer
 from strategies.common.training import (

@@ -25,7 +25,7 @@ from server_app.rounds.roster import Roster
 from server_app.rounds.send_order import SendOrder
 from server_app.rounds.transport import Sent, Transport, is_simulation, window_of
 from strategies.base.messages import INFO, ClientUpdate
-from strategies.base.run_config import parse_run_config
+from strategies.base.parsing import parse_run_config
 from tests.unit.test_exchange import a_control, a_reply
 from tests.unit.test_roster import a_client_info
 

@@ -1,0 +1,90 @@
+"""What is said and recorded beside a round's figures: who is missing, lost or diverging."""
+
+from __future__ import annotations
+
+from server_app import console
+from server_app.console import say
+from server_app.records.recorder import Recorder
+from server_app.records.round_result import Failure, RoundResult
+from server_app.rounds.divergence import DivergenceWatch, warning
+from server_app.rounds.method_server import MethodServer
+
+
+class RoundNotes:
+    """The lines of the console for a run's rounds, and the failures that no exchange sees.
+
+    Parameters
+    ----------
+    server : MethodServer
+        Knows the clients.
+    recorder : Recorder
+        Knows the scores so far, and writes failures.
+    divergence : DivergenceWatch
+        Of this run.
+    """
+
+    def __init__(
+        self, server: MethodServer, recorder: Recorder, divergence: DivergenceWatch
+    ) -> None:
+        self.server = server
+        self.recorder = recorder
+        self.divergence = divergence
+        self.durations: list[float] = []
+
+    def who_is_not_trained(self) -> None:
+        """Say which clients have nothing to train on."""
+        infos = self.server.clients
+        for client_id in sorted(infos):
+            if infos[client_id].train_examples == 0:
+                say(f"client {client_id} has no training examples: it is evaluated, not trained")
+
+    def left_out(self, number: int, problems: list[tuple[int | None, str]]) -> None:
+        """Say and record who could not join, and empty the list of them."""
+        for client_id, reason in problems:
+            who = "a node" if client_id is None else f"client {client_id}"
+            say(f"{who} was left out: {reason}")
+        self.recorder.add_failures(
+            number, [Failure(client, "registration", text) for client, text in problems]
+        )
+        problems.clear()
+
+    def lost_states(self, outcome: RoundResult) -> None:
+        """Say whose private state is older than it should be: lost, moved or damaged."""
+        for client_id, trained in outcome.rounds_trained.items():
+            expected = self.recorder.trained.get(client_id, 0)
+            if trained < expected:
+                reason = (
+                    f"its private state knows {trained} of {expected} rounds of training; was its "
+                    "state directory (state-dir, output-dir) lost or moved?"
+                )
+                say(f"warning: client {client_id}: {reason}")
+                outcome.failures.append(Failure(client_id, "state", reason))
+
+    def diverged(self, outcome: RoundResult) -> None:
+        """Say whose training diverged; the run goes on, it may be one client of many."""
+        classes = min(info.num_classes for info in self.server.clients.values())
+        found = self.divergence.look(outcome, classes)
+        if found:
+            say(warning(outcome.server_round, found))
+            outcome.failures += found
+
+    def say_round(self, outcome: RoundResult) -> None:
+        """Print the line of a round: scores, traffic, and the time that is left."""
+        number, total = outcome.server_round, self.server.run.num_rounds
+        shown = console.round_scores(self.recorder.latest, self.recorder.best)
+        scalars = {
+            way: sum(
+                t.scalars for t in outcome.traffic if t.direction == way and t.purpose == "train"
+            )
+            for way in ("uplink", "downlink")
+        }
+        trained = len({client for client, row in outcome.rows if row.phase == "train"})
+        self.durations.append(outcome.seconds)
+        recent = self.durations[-5:]
+        left = (total - number) * sum(recent) / len(recent)
+        say(
+            f"round {number}/{total}  {trained} of {len(self.server.clients)} clients  {shown}  "
+            f"up {console.human(scalars['uplink'])}  "
+            f"down {console.human(scalars['downlink'])} scalars  {outcome.seconds:.1f} s  "
+            f"left {left:.0f} s"
+        )

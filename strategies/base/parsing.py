@@ -1,0 +1,134 @@
+"""From the texts of a run-config to a checked `RunConfig`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from data import TEXT_DATASETS, DataError
+from data.tasks import TaskSpec, parse_tasks
+from models import ModelError, resolve_models
+from strategies.base.former_names import in_present_words
+from strategies.base.method import Method, get_method, method_names
+from strategies.base.options import (
+    ConfigError,
+    option_keys,
+    parse_options,
+    parse_pairs,
+    unknown_key,
+)
+from strategies.base.run_config import RunConfig
+
+
+def default_run_config(method: str | Method = RunConfig.method) -> dict[str, Any]:
+    """Return every key with its default, all methods' included, as pyproject.toml lists them.
+
+    If `method` is a user's own, or its name, its keys are there, too.
+    """
+    values = option_keys(RunConfig)
+    for known in _methods(method):
+        values |= option_keys(known.config, known.name + ".")
+    return values
+
+
+def _methods(named: object) -> list[Method]:
+    """Return all methods by name, and a user's own where that is the one named."""
+    methods = [get_method(name) for name in method_names()]
+    own = get_method(named) if isinstance(named, str) else named
+    if isinstance(own, Method) and own not in methods:
+        methods.append(own)
+    return methods
+
+
+def parse_run_config(values: Mapping[str, object]) -> RunConfig:
+    """Parse and check a whole run-config; keys of methods that do not run are checked too.
+
+    Raises
+    ------
+    ConfigError
+        Naming key, value and what is expected.
+    """
+    methods = _methods(values.get("method", RunConfig.method))
+    known = option_keys(RunConfig)
+    for method in methods:
+        known |= option_keys(method.config, method.name + ".")
+    for key in values:
+        if key not in known:
+            raise unknown_key(key, known, str(values.get("method", RunConfig.method)))
+    values = in_present_words(values)
+    run = parse_options(RunConfig, {k: v for k, v in values.items() if "." not in k})
+    # A user's own `module:factory` can be looked up only where clients run.
+    if ":" not in run.models:
+        try:
+            resolve_models(run.models)
+        except ModelError as error:
+            forms = "a group, a comma list to cycle over, or pairs id=name"
+            raise ConfigError(f"models = {run.models!r}: expected {forms}; {error}") from error
+    try:
+        tasks = parse_tasks(run.tasks)
+    except DataError as error:
+        forms = "a group of tasks, or a comma list to cycle over"
+        raise ConfigError(f"tasks = {run.tasks!r}: expected {forms}; {error}") from error
+    _refuse_text(run, tasks)
+    if tasks and not run.chosen_method.any_task and not _one_text_task(tasks):
+        able = [name for name in method_names() if get_method(name).any_task]
+        raise ConfigError(
+            f"tasks = {run.tasks!r}: expected an empty text, or one text task, with method "
+            f"{run.method!r}, whose clients all learn from one data set; methods for any task: "
+            f"{', '.join(able)}"
+        )
+    configs: dict[str, Any] = {
+        m.name: parse_options(m.config, values, m.name + ".") for m in methods
+    }
+    config = _with_method_options(configs[run.chosen_method.name], run)
+    run = dataclasses.replace(run, method_config=config, declared=run.chosen_method)
+    refuses = run.chosen_method.refuses
+    if refuses is not None and (problem := refuses(run)) is not None:
+        raise ConfigError(problem)
+    return run
+
+
+def _with_method_options(config: Any, run: RunConfig) -> Any:
+    """Return a method's options with those changed that the key `method-options` names."""
+    try:
+        pairs = parse_pairs(run.method_options)
+        changed = parse_options(type(config), pairs)
+    except ConfigError as error:
+        raise ConfigError(
+            f"method-options = {run.method_options!r}: expected pairs key=value of method "
+            f"{run.method!r}; {error}"
+        ) from error
+    names = (key.replace("-", "_") for key in pairs)
+    return dataclasses.replace(config, **{name: getattr(changed, name) for name in names})
+
+
+def _one_text_task(tasks: Sequence[TaskSpec]) -> bool:
+    """Say whether all clients learn one task, on sentences."""
+    return len(set(tasks)) == 1 and tasks[0].task == "text"
+
+
+def _refuse_text(run: RunConfig, tasks: Sequence[TaskSpec]) -> None:
+    """Refuse a run on sentences with what is for images alone.
+
+    Raises
+    ------
+    ConfigError
+        Naming the key.
+    """
+    if tasks and not _one_text_task(tasks):
+        return  # such methods serve any task
+    if not tasks and run.dataset not in TEXT_DATASETS:
+        return
+    key = f"tasks = {run.tasks!r}" if tasks else f"dataset = {run.dataset!r}"
+    method = run.chosen_method
+    if "text" not in method.reads:
+        others = [name for name in method_names() if "text" in get_method(name).reads]
+        raise ConfigError(
+            f"{key}: method {run.method!r} works on images, and these are sentences; expected one "
+            f"of {', '.join(others)}"
+        )
+    if run.augment != "none":
+        raise ConfigError(
+            f"augment = {run.augment!r}: expected none with {key}, which has no images to vary"
+        )
