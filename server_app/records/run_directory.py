@@ -7,19 +7,15 @@ import dataclasses
 import hashlib
 import io
 import json
-import os
-import platform
 import secrets
-import subprocess
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlparse
 
 from filelock import FileLock, Timeout
 
+from server_app.records.provenance import git_revision, machine, versions
 from strategies.base.files import NotWrittenError, replacing
 from strategies.base.former_names import in_present_words
 from strategies.base.messages import ClientInfo
@@ -31,7 +27,6 @@ CLIENT_COLUMNS = tuple(
     "client" if field.name == "client_id" else field.name
     for field in dataclasses.fields(ClientInfo)
 )
-PACKAGES = ("flwr", "flwr-datasets", "torch", "torchvision", "numpy", "safetensors")
 
 RUNNING, COMPLETED, FAILED, INTERRUPTED = "running", "completed", "failed", "interrupted"
 """How a run is, in config.json. One that was killed stays "running"; `is_in_use` tells."""
@@ -268,44 +263,11 @@ def _describe(run: RunConfig, name: str) -> dict[str, Any]:
         "run_name": name,
         "status": RUNNING,
         "config": {**run.flat(), "run-name": name},
-        "versions": {
-            "wildflower": _version("wildflower"),
-            "python": platform.python_version(),
-            **{package: _version(package) for package in PACKAGES},
-        },
-        "git_revision": _git_revision(),
+        "versions": versions(),
+        "git_revision": git_revision(),
         "seed": run.seed,
         "split_hash": None,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}",
+        "machine": machine(),
         "token": secrets.token_hex(8),
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _git_revision() -> str | None:
-    """Return the revision of the app's checkout; None where there is none.
-
-    `flwr run` runs the app from a bundle outside the checkout; the package that is installed in
-    development mode tells where the checkout is.
-    """
-    places = [Path(__file__).parent]
-    try:
-        source = metadata.distribution("wildflower").read_text("direct_url.json") or "{}"
-        places.append(Path(urlparse(json.loads(source).get("url", "")).path))
-    except metadata.PackageNotFoundError:
-        pass
-    for place in places:
-        command = ["git", "-C", str(place), "describe", "--always", "--dirty", "--abbrev=40"]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
-        except (OSError, subprocess.SubprocessError):
-            continue
-        return done.stdout.strip() or None
-    return None
