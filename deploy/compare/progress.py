@@ -7,9 +7,8 @@ from typing import Any
 
 from deploy.compare.plan import Plan, PlannedRun
 from server_app.records.csv_files import finished_rounds
-from strategies.base.former_names import in_present_words
+from server_app.records.run_directory import changed_settings
 from strategies.base.options import ConfigError
-from strategies.base.parsing import default_run_config
 
 NEW, PARTIAL, COMPLETE = "new", "incomplete", "complete"
 
@@ -45,15 +44,7 @@ def run_state(planned: PlannedRun, clients: int) -> str:
     if not (directory / "config.json").is_file():
         return NEW
     info = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    now = planned.run.flat()
-    # An option that came with a later version does what earlier versions did at its default.
-    before = {k: v for k, v in default_run_config(planned.run.chosen_method).items() if k in now}
-    before |= in_present_words(info["config"])
-    changed = [
-        f"{key}: was {before.get(key)!r}, now {now.get(key)!r}"
-        for key in sorted({*before, *now} - planned.run.may_change_on_resume)
-        if before.get(key) != now.get(key)
-    ]
+    changed = changed_settings(info["config"], planned.run)
     if info.get("clients", clients) != clients:
         changed.append(f"clients: was {info['clients']}, now {clients}")
     done = max(finished_rounds(directory), default=0)
@@ -62,7 +53,7 @@ def run_state(planned: PlannedRun, clients: int) -> str:
     if changed:
         raise ConfigError(f"{directory}: " + "; ".join(changed))
     whole = info.get("status") == "completed" and (directory / "summary.json").is_file()
-    if whole and before.get("num-rounds") == planned.run.num_rounds:
+    if whole and info["config"].get("num-rounds") == planned.run.num_rounds:
         return COMPLETE
     return PARTIAL
 

@@ -105,8 +105,7 @@ class RunDirectory:
         else:
             try:
                 info = _read_info(path / "config.json")
-                before = {**_defaults(run), **in_present_words(info["config"])}
-                _refuse_changes(name, before, run)
+                _refuse_changes(name, info["config"], run)
             except ConfigError:
                 lock.release()
                 raise
@@ -229,19 +228,24 @@ def is_in_use(path: Path) -> bool:
     return False
 
 
-def _defaults(run: RunConfig) -> dict[str, Any]:
-    """Return the defaults of a run's keys: what a run had that is older than one of them."""
-    defaults, now = default_run_config(run.chosen_method), run.flat()
-    return {key: value for key, value in defaults.items() if key in now}
+def changed_settings(recorded: Mapping[str, Any], run: RunConfig) -> list[str]:
+    """Return what a run that is gone on with would change: ``key: was X, now Y`` of each key.
 
-
-def _refuse_changes(name: str, before: dict[str, Any], run: RunConfig) -> None:
+    A key that came with a later version did at its default what earlier versions did. Keys that a
+    resumed run may set differently are left out.
+    """
     now = run.flat()
-    changed = [
+    before = {k: v for k, v in default_run_config(run.chosen_method).items() if k in now}
+    before |= in_present_words(recorded)
+    return [
         f"{key}: was {before.get(key)!r}, now {now.get(key)!r}"
         for key in sorted({*before, *now} - run.may_change_on_resume)
         if before.get(key) != now.get(key)
     ]
+
+
+def _refuse_changes(name: str, recorded: Mapping[str, Any], run: RunConfig) -> None:
+    changed = changed_settings(recorded, run)
     if changed:
         why = " (lr-schedule = 'cosine' gives every round a rate by how many rounds there are)"
         raise ConfigError(
