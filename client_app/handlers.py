@@ -44,6 +44,7 @@ from strategies.base.messages import (
 from strategies.base.method import Method
 from strategies.base.options import ConfigError
 from strategies.base.payload import pack, unpack
+from strategies.base.received_text import visible
 from strategies.base.rng import derive_seed, isolated_torch_rng
 from strategies.base.round_files import prune_rounds
 from strategies.base.state import modules_of, move_state, non_finite_entries
@@ -63,8 +64,8 @@ def answer_query(message: Message, context: Context, method: Method) -> Message:
         # A mistake in the set-up is the user's to mend before anything is trained; it travels
         # as text, so that the server can name it without a traceback.
         node_id = context.node_config.get("client-id", context.node_config.get("partition-id"))
-        text = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_PROBLEM]
-        info = SetUpProblem(problem=text, who=str(node_id)[:100]).to_record()
+        text = visible(" ".join(f"{type(error).__name__}: {error}".split()))[:LONGEST_PROBLEM]
+        info = SetUpProblem(problem=text, who=visible(str(node_id))[:100]).to_record()
     return Message(RecordDict({CLIENT_INFO: info}), reply_to=message)
 
 

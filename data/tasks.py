@@ -67,6 +67,11 @@ class TaskSpec:
         return self.task + (f"@{self.dataset}" if self.dataset else "") + classes
 
 
+def task_name(text: str) -> str:
+    """Return what comes before data set and classes: "multilabel" of "multilabel@scenes[0-4]"."""
+    return text.partition("@")[0].partition("[")[0]
+
+
 def parse_task(text: str) -> TaskSpec:
     """Read one entry, see the module's head.
 

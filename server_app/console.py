@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from data.tasks import task_name
 from server_app import formats
 from server_app.records.client_tasks import (
     ClientTask,
     TaskScore,
     is_plain,
     named_clients,
-    task_name,
     tasks_in_order,
 )
 from strategies.base.messages import ClientInfo

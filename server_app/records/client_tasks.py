@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from data.tasks import METRIC_OF
+from data.tasks import METRIC_OF, task_name
 
 MOST_NAMED = 5
 
@@ -69,11 +69,6 @@ def client_task(info: Mapping[str, str]) -> ClientTask:
         info.get("metric") or ClientTask.metric,
         info.get("data_hash") or "",
     )
-
-
-def task_name(text: str) -> str:
-    """Return what comes before data set and classes: "multilabel" of "multilabel@scenes[0-4]"."""
-    return text.partition("@")[0].partition("[")[0]
 
 
 def tasks_in_order(clients: Mapping[int, ClientTask]) -> dict[str, str]:

@@ -18,6 +18,11 @@ HEADERS: dict[str, tuple[str, ...]] = {
     "failures.csv": ("round", "client", "kind", "reason"),
 }  # fmt: skip
 
+LONGEST_CELL = 2_000_000
+"""Signs of a cell that is read; Python's own bound is 131,072. A client's counts of `MOST_CLASSES`
+classes, which together are no more than `MOST_EXAMPLES` examples, take less."""
+csv.field_size_limit(LONGEST_CELL)
+
 EVALUATION_PHASES = ("pre", "post", "final")
 """Phases of an evaluation in the order in which they are made within a round."""
 

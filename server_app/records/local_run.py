@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from server_app.records.client_tasks import ClientTask, task_name
+from data.tasks import task_name
+from server_app.records.client_tasks import ClientTask
 from server_app.records.relative_change import named, refuse_unlike, relative_changes
 from server_app.records.scores import Scores, main_scores
 from strategies.base.messages import ClientInfo

@@ -25,6 +25,7 @@ from server_app.records.round_result import Failure, RoundResult, Traffic
 from server_app.records.scores import weighted_mean
 from strategies.base.files import replacing, written
 from strategies.base.messages import PHASES, MetricRow
+from strategies.base.received_text import harmless_cell
 from strategies.base.state import StateError
 
 SERVER_PHASE = "aggregate"
@@ -137,7 +138,7 @@ class Recorder:
         rows = (
             (
                 server_round, "" if f.client_id is None else f.client_id,
-                "closing" if closing else f.kind, f.reason,
+                "closing" if closing else f.kind, harmless_cell(f.reason),
             )
             for f in failures
         )  # fmt: skip

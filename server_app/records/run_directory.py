@@ -15,12 +15,14 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from server_app.records.csv_files import iterate_rows
 from server_app.records.provenance import git_revision, machine, versions
 from strategies.base.files import NotWrittenError, replacing
 from strategies.base.former_names import in_present_words
 from strategies.base.messages import ClientInfo
 from strategies.base.options import ConfigError
 from strategies.base.parsing import default_run_config
+from strategies.base.received_text import harmless_cell
 from strategies.base.run_config import RunConfig
 
 CLIENT_COLUMNS = tuple(
@@ -138,10 +140,11 @@ class RunDirectory:
         """Return why a client cannot go on in this run: its data or model has changed."""
         row = self.clients.get(info.client_id, {})
         for key in ("model", "data_hash"):
-            if row and row[key] != str(getattr(info, key)):
+            now = harmless_cell(str(getattr(info, key)))
+            if row and harmless_cell(row[key]) != now:
                 return (
                     f"client {info.client_id}: {key} was {row[key]} when it joined and is "
-                    f"{getattr(info, key)} now; the run needs the same clients, so undo the "
+                    f"{now} now; the run needs the same clients, so undo the "
                     "change or start a new run"
                 )
         return None
@@ -165,8 +168,9 @@ class RunDirectory:
     def _clients_text(self, infos: Mapping[int, ClientInfo]) -> str:
         for client_id, info in infos.items():
             values = [client_id, *dataclasses.astuple(info)[1:]]
-            texts = [" ".join(map(str, v)) if isinstance(v, list) else str(v) for v in values]
-            self.clients[client_id] = dict(zip(CLIENT_COLUMNS, texts, strict=True))
+            texts = (" ".join(map(str, v)) if isinstance(v, list) else str(v) for v in values)
+            cells = map(harmless_cell, texts)
+            self.clients[client_id] = dict(zip(CLIENT_COLUMNS, cells, strict=True))
         table = io.StringIO(newline="")
         writer = csv.DictWriter(table, CLIENT_COLUMNS)
         writer.writeheader()
@@ -256,10 +260,7 @@ def _refuse_changes(name: str, recorded: Mapping[str, Any], run: RunConfig) -> N
 
 def _read_clients(path: Path) -> dict[int, dict[str, str]]:
     """Return the rows of clients.csv by client id."""
-    if not path.is_file():
-        return {}
-    with path.open(newline="", encoding="utf-8") as file:
-        return {int(row["client"]): row for row in csv.DictReader(file)}
+    return {int(row["client"]): row for row in iterate_rows(path)}
 
 
 def _describe(run: RunConfig, name: str) -> dict[str, Any]:

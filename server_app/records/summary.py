@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import math
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +51,19 @@ def summarise(directory: Path, run: RunConfig, clients: int) -> dict[str, Any]:
         "time": _time(records),
         "clients_failed": records.clients_failed,
     }
+
+
+def as_json(summary: Mapping[str, Any]) -> str:
+    """Return the text of summary.json; JSON has no NaN and no infinity, so null stands for them."""
+    return json.dumps(_finite(summary), indent=2, allow_nan=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _accuracy(scores: Scores, run: RunConfig) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from contextlib import nullcontext
 
@@ -226,7 +225,7 @@ class RoundLoop:
 
     def _close(self) -> None:
         """Evaluate everyone once more where evaluation came before training; then summarise."""
-        from server_app.records.summary import summarise  # loads pandas, as `report` does
+        from server_app.records.summary import as_json, summarise  # loads pandas, as `report` does
 
         if self.run.evaluates_before_training:
             control = self._control(evaluate=True, phase="final", final=True)
@@ -234,8 +233,7 @@ class RoundLoop:
             outcome = self._exchange(control, [], measuring, tests, closing=True)
             self.recorder.add(outcome, closing=True)
         summary = summarise(self.directory.path, self.run, len(self.server.clients))
-        text = json.dumps(summary, indent=2) + "\n"
-        write_atomically(self.directory.path / "summary.json", text)
+        write_atomically(self.directory.path / "summary.json", as_json(summary))
         self._prune_simulated_states()
         say()
         say(console.final_table(self.server.clients, self.recorder.accuracy, self.recorder.trained))

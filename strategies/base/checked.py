@@ -15,11 +15,10 @@ from typing import Any, ClassVar, Self
 
 from flwr.app import ConfigRecord
 
+from strategies.base.received_text import shown
 from strategies.base.wire import PayloadError
 
 LONGEST_TEXT = 500
-LONGEST_SHOWN = 60
-"""Signs of a received text that a message quotes at most."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,17 +100,6 @@ def wholes(*, most: int, longest: int) -> Any:
     )
 
 
-def shown(value: object) -> str:
-    """Return a received value in a few words, however large it is."""
-    if isinstance(value, str | bytes) and len(value) > LONGEST_SHOWN:
-        unit = "signs" if isinstance(value, str) else "bytes"
-        return f"{value[: LONGEST_SHOWN // 2]!r}... ({len(value)} {unit})"
-    if isinstance(value, list) and len(value) > 5:
-        first = ", ".join(shown(item) for item in value[:3])
-        return f"[{first}, ...] ({len(value)} values)"
-    return repr(value)
-
-
 class Checked:
     """Base of a dataclass whose fields are declared with this module's functions.
 
@@ -146,8 +134,10 @@ class Checked:
             Naming the first key that is undeclared, missing or not as declared.
         """
         found, fields = record or {}, cls.declared()
-        if undeclared := next((key for key in found if key not in fields), None):
-            raise PayloadError(f"{cls.wording.format(shown(undeclared))} key is not declared")
+        for key in found:
+            if key not in fields:
+                name = cls.wording.format(shown(key)).rstrip(" =:")
+                raise PayloadError(f"{name}: key is not declared")
         values = {}
         for key, field in fields.items():
             rule, value = field.metadata["value"], found.get(key)

@@ -13,8 +13,10 @@ from typing import Any, ClassVar, Self
 
 from flwr.app import MetricRecord, RecordDict
 
-from strategies.base.checked import Checked, flag, real, shown, text, whole, wholes
+from data.tasks import METRIC_OF, task_name
+from strategies.base.checked import Checked, flag, real, text, whole, wholes
 from strategies.base.payload import PayloadError
+from strategies.base.received_text import shown
 
 CONTROL = "control"
 INFO = "info"
@@ -23,9 +25,8 @@ CLIENT_INFO = "client"
 PHASES = ("train", "pre", "post", "final")
 LONGEST_PROBLEM = 2000
 """Signs of what a client says is wrong with its set-up."""
-
-
-MOST_CLASSES, MOST_ROUNDS, MOST_EXAMPLES, MOST = 10**6, 10**9, 10**12, 2**62
+MOST_CLASSES, MOST_SIZE = 10**5, 10**6
+MOST_ROUNDS, MOST_EXAMPLES, MOST = 10**9, 10**12, 2**62
 """Bounds of what is believed. All integers fit into 64 bits, and so does a sum of examples."""
 LONGEST_TIME = 1e9
 """Seconds (30 years) that a client may have worked on a message."""
@@ -149,8 +150,8 @@ class ClientInfo(Checked):
     raw_dim: int = whole(most=MOST)
     feature_dim: int = whole(most=MOST)
     num_classes: int = whole(most=MOST_CLASSES)
-    channels: int = whole(most=MOST_CLASSES)
-    image_size: int = whole(most=MOST_CLASSES)
+    channels: int = whole(most=MOST_SIZE)
+    image_size: int = whole(most=MOST_SIZE)
     class_hash: str = text()
     classes: list[int] = wholes(most=MOST_CLASSES, longest=MOST_CLASSES)
     class_counts: list[int] = wholes(most=MOST_EXAMPLES, longest=MOST_CLASSES)
@@ -162,8 +163,8 @@ class ClientInfo(Checked):
     task: str = text(default="classification")
     metric: str = text(default="accuracy")
     public_hash: str = text(default="")
-    vocabulary: int = whole(most=MOST_CLASSES, default=0)
-    text_length: int = whole(most=MOST_CLASSES, default=0)
+    vocabulary: int = whole(most=MOST_SIZE, default=0)
+    text_length: int = whole(most=MOST_SIZE, default=0)
     tokeniser: str = text(default="")
     data_notes: str = text(default="")
 
@@ -171,8 +172,17 @@ class ClientInfo(Checked):
     def from_record(cls, record: Mapping[str, Any] | None) -> Self:
         """Check received client information; raises `PayloadError` naming the field."""
         info = super().from_record(record)
+        info._check_task()
         info._check_classes()
         return info
+
+    def _check_task(self) -> None:
+        task = task_name(self.task)
+        if METRIC_OF.get(task) != self.metric:
+            raise PayloadError(
+                f"client information: task = {shown(self.task)} contradicts metric = "
+                f"{shown(self.metric)}, expected one of {METRIC_OF}"
+            )
 
     def _check_classes(self) -> None:
         counts_fit = len(self.classes) == len(self.class_counts)
@@ -186,6 +196,8 @@ class ClientInfo(Checked):
                 f"{shown(self.classes)} "
                 f"contradict train_examples = {self.train_examples}"
             )
+        if len(set(self.classes)) != len(self.classes):
+            raise PayloadError(f"client information: classes {shown(self.classes)} repeat")
         if any(c >= self.num_classes for c in self.classes):
             raise PayloadError(
                 f"client information: classes {shown(self.classes)} contradict "

@@ -17,7 +17,16 @@ import numpy as np
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 
-from strategies.base.wire import ARRAYS, DTYPES, MANIFEST, PayloadError, read_entries, write_entries
+from strategies.base.received_text import clipped
+from strategies.base.wire import (
+    ARRAYS,
+    DTYPES,
+    LONGEST_SHOWN_NAME,
+    MANIFEST,
+    PayloadError,
+    read_entries,
+    write_entries,
+)
 
 __all__ = [
     "ARRAYS", "DTYPES", "MANIFEST", "ArrayRule", "PayloadError", "Shape", "Template", "array",
@@ -170,7 +179,8 @@ def unpack(
         else:
             values[name] = _take(found, name, rule.dims, rule.dtype, rule, sizes)
     if found:
-        raise PayloadError(f"{sorted(found)[0]}: key is not declared by {cls.__qualname__}")
+        name = clipped(sorted(found)[0], LONGEST_SHOWN_NAME)
+        raise PayloadError(f"{name}: key is not declared by {cls.__qualname__}")
     return cls(**values)
 
 
@@ -193,7 +203,7 @@ def _take(
         isinstance(want, str) or want == got for want, got in zip(expected, item.shape, strict=True)
     )
     if not matches:
-        raise PayloadError(f"{key}: shape {item.shape}, expected {expected}")
+        raise PayloadError(f"{key}: shape {clipped(str(item.shape))}, expected {expected}")
     for name, size in zip(dims, item.shape, strict=True):
         # The same unknown name twice in one shape must agree with itself as well.
         if isinstance(name, str) and sizes.setdefault(name, size) != size:

@@ -8,7 +8,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
-from strategies.base.checked import shown
+from data.tasks import METRIC_OF
 from strategies.base.messages import (
     INFO,
     METRICS,
@@ -28,6 +28,7 @@ from strategies.base.payload import (
     count_scalars,
     unpack,
 )
+from strategies.base.received_text import FORMULA_STARTS, clipped, shown
 
 MOST_METRICS, LONGEST_NAME, LARGEST = 200, 100, 1e100
 """Bounds of what one reply may report. Sums of larger values over clients could overflow."""
@@ -84,20 +85,35 @@ def read_metrics(record: Mapping[str, Any]) -> list[MetricRow]:
     """Check received metrics: finite values, whole example counts, known phases."""
     if len(record) > MOST_METRICS:
         raise PayloadError(f"{METRICS}: {len(record)} values, at most {MOST_METRICS} are accepted")
-    rows = []
-    for key, pair in record.items():
-        phase, _, metric = key.partition("/")
-        finite = isinstance(pair, list) and all(type(v) is float and isfinite(v) for v in pair)
-        named = phase in PHASES and 0 < len(metric) <= LONGEST_NAME and metric.isprintable()
-        if not finite or len(pair) != 2 or not named:
-            raise PayloadError(
-                f"{METRICS}: {shown(key)} = {shown(pair)} is not [value, examples] of a phase"
-            )
-        if abs(pair[0]) > LARGEST:
-            raise PayloadError(f"{METRICS}: {key} = {pair[0]:g} is beyond {LARGEST:g}")
-        if not 0 <= pair[1] <= MOST_EXAMPLES or pair[1] != int(pair[1]):
-            raise PayloadError(f"{METRICS}: {key} rests on {pair[1]} examples")
-        if "accuracy" in metric and not 0 <= pair[0] <= 1:
-            raise PayloadError(f"{METRICS}: {key} = {pair[0]} is not between 0 and 1")
-        rows.append(MetricRow(phase, metric, float(pair[0]), int(pair[1])))
-    return rows
+    return [_metric_row(key, pair) for key, pair in record.items()]
+
+
+def _metric_row(key: str, pair: object) -> MetricRow:
+    phase, _, metric = key.partition("/")
+    named = (
+        phase in PHASES
+        and 0 < len(metric) <= LONGEST_NAME
+        and metric.isprintable()
+        and metric[0] not in FORMULA_STARTS
+    )
+    finite = isinstance(pair, list) and all(type(v) is float and isfinite(v) for v in pair)
+    if not finite or not named or not isinstance(pair, list) or len(pair) != 2:
+        raise PayloadError(
+            f"{METRICS}: {shown(key)} = {shown(pair)} is not [value, examples] of a phase"
+        )
+    value, examples = pair
+    said = f"{METRICS}: {clipped(key)}"
+    if abs(value) > LARGEST:
+        raise PayloadError(f"{said} = {value:g} is beyond {LARGEST:g}")
+    if not 0 <= examples <= MOST_EXAMPLES or examples != int(examples):
+        raise PayloadError(f"{said} rests on {examples} examples")
+    if _is_share(phase, metric) and not 0 <= value <= 1:
+        raise PayloadError(f"{said} = {value} is not between 0 and 1")
+    return MetricRow(phase, metric, value, int(examples))
+
+
+def _is_share(phase: str, metric: str) -> bool:
+    """Say whether a metric lies between 0 and 1: an accuracy, or another task's main score."""
+    name = metric.removeprefix("validation_")
+    scores = phase != "train" and name.partition("_")[0] in METRIC_OF.values()
+    return scores or "accuracy" in metric

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from data.tasks import task_name
 from server_app.console import closing_lines
-from server_app.records.client_tasks import ClientTask, is_plain, task_name, tasks_in_order
+from server_app.records.client_tasks import ClientTask, is_plain, tasks_in_order
 from server_app.records.local_run import check_local_clients, check_local_run
 from server_app.records.recorder import Recorder
 from server_app.records.relative_change import refuse_unlike, relative_changes
