@@ -102,7 +102,9 @@ class Alignment:
         self.model.eval()
         parameters = self.model.representation_parameters()
         keep_compiler_out()
-        optimizer = torch.optim.AdamW(parameters, lr=context.config.public_lr)
+        optimizer = torch.optim.AdamW(
+            parameters, lr=context.config.public_lr, weight_decay=context.run.training.weight_decay
+        )
         restore_optimizer(optimizer, parameters, moments)
         flops = StepFlops(context, ("public", users))
         values = []

@@ -76,7 +76,7 @@ class Config:
     label_smoothing : float
         Of the Gramian loss; its authors' code uses 0.1.
     public_lr : float
-        Learning rate of AdamW in the contrastive steps.
+        Learning rate of AdamW in the contrastive steps; its weight decay is the run's.
     evaluate_after : str
         With `evaluate-when = "post"`, whether users are evaluated after their "local" training, or
         after the "alignment", which has moved w^n away from what the head phi^n knows.
@@ -137,9 +137,19 @@ class Downlink:
 
 @dataclasses.dataclass
 class ServerState:
-    """What users sent in the exchange before, (B, d) by client id; nothing between rounds."""
+    """What users sent in one exchange of a round, (e, d) by client id, and which one that was.
+
+    Only the exchange that follows uses it. It may not come: an exchange that has nobody to ask is
+    not aggregated, and what lies here then belongs to other items than those of the next downlink.
+    """
 
     received: Transient[dict[int, NDArray[np.float32]]] = dataclasses.field(default_factory=dict)
+    received_in: Transient[tuple[int, int]] = (0, 0)
+
+    def received_before(self, context: ServerContext) -> dict[int, NDArray[np.float32]]:
+        """Return what users sent in the exchange before this one, in this round."""
+        before = context.server_round, context.exchange - 1
+        return self.received if self.received_in == before else {}
 
 
 @dataclasses.dataclass
@@ -227,8 +237,9 @@ class Server(ServerHalf[ServerState, Downlink]):
         if client is None:
             return None
         update, encode = items_of(context)
-        if client.client_id in state.received and len(state.received) > 1:
-            return Downlink(update, partners(context, state.received, client.client_id), encode)
+        received = state.received_before(context)
+        if client.client_id in received and len(received) > 1:
+            return Downlink(update, partners(context, received, client.client_id), encode)
         nothing = np.empty((0, 0, context.dims["d"]), dtype=np.float32)
         return Downlink(update[:0], nothing, encode)
 
@@ -252,6 +263,7 @@ class Server(ServerHalf[ServerState, Downlink]):
         received = {u.client_id: u.uplink.representations for u in updates}
         last = context.exchange == self.exchanges(context)
         state.received = {} if last else received
+        state.received_in = context.server_round, context.exchange
         return {"users_aligned": float(len(received))} if last else {}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -123,6 +123,48 @@ def test_a_round_of_steps_sends_one_batch_ahead() -> None:
     assert updated == [[], *batches.tolist()]
 
 
+@pytest.mark.parametrize("exchange", ["batch", "step"])
+def test_what_was_received_serves_the_exchange_after_it_alone(exchange: str) -> None:
+    """An exchange without anybody to ask is not aggregated: what came before it is out of date."""
+    server = a_server(3, fedmuscle__exchange=exchange, fedmuscle__steps=2)
+    rows = len(server.downlink_for(0, 1).encode_indices)
+    server.aggregate_in(1, updates({i: units(rows, i) for i in range(3)}))
+    places = {"batch": [(2, 1), (2, 2)], "step": [(1, 3), (2, 1), (2, 2)]}[exchange]
+    for number, server.exchange in places:  # exchange 2 of round 1 had nobody
+        downlink = server.downlink_for(0, number)
+        assert len(downlink.others) == len(downlink.update_indices) == 0
+    server.exchange = 2
+    assert len(server.downlink_for(0, 1).others) == 2
+
+
+@pytest.mark.parametrize("exchange", ["batch", "step"])
+def test_a_round_cut_short_does_not_spoil_the_next(exchange: str, tmp_path: Path) -> None:
+    """All are away in exchange 2 of round 1 and back right after it; nobody refuses anything."""
+
+    class Away(InProcessGrid):
+        asked: ClassVar[list[tuple[Any, Any]]] = []
+
+        def get_node_ids(self) -> Iterable[int]:
+            if self.asked[-1:] == [(1, 1)]:
+                self.asked.append(("away", "once"))
+                return []
+            return super().get_node_ids()
+
+        def _answer(self, message: Message) -> Message:
+            control: Any = message.content.config_records.get("control", {})
+            self.asked.append((control.get("round"), control.get("exchange")))
+            return super()._answer(message)
+
+    run = rounds(
+        tmp_path, 2, grid_class=Away, fedmuscle__exchange=exchange, fedmuscle__steps=2,
+        models="cnn5", subset=0.1,
+    )  # fmt: skip
+    assert (1, 2) not in Away.asked
+    assert run.rows("failures") == []
+    aligned_in = {(r["round"], r["client"]) for r in run.metrics(metric="loss_alignment")}
+    assert aligned_in == {("2", "0"), ("2", "1")}
+
+
 def test_both_exchanges_draw_the_same_partners() -> None:
     sent = {i: np.full((16, WIDTH), float(i), np.float32) for i in range(5)}
     batch = a_server(5, fedmuscle__steps=2)
@@ -190,12 +232,15 @@ def test_a_step_changes_the_representation_model_alone() -> None:
     assert any("running_mean" in name for name in before)
 
 
-def test_a_step_is_adamw_on_the_mean_muscle_loss() -> None:
-    context, state, indices, others, _ = aligned(1)
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_a_step_is_adamw_on_the_mean_muscle_loss(decay: float) -> None:
+    """With the run's weight decay, which is none by default, not torch's 0.01."""
+    context, state, indices, others, _ = aligned(1, weight_decay=decay)
     _, twin, _, _, _ = aligned(1)
     metrics = Alignment(context, state.model, PublicInputs(context)).towards(indices, others, {})
     model = twin.model.eval()
-    optimizer = torch.optim.AdamW(model.representation_parameters(), lr=1e-4)
+    parameters = model.representation_parameters()
+    optimizer = torch.optim.AdamW(parameters, lr=1e-4, weight_decay=decay)
     z = model.represent(PublicInputs(context).batch(indices))
     loss = muscle_loss(z, torch.from_numpy(others)).mean()
     loss.backward()
