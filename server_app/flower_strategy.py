@@ -20,7 +20,7 @@ from server_app.rounds.message_factory import MessageFactory
 from server_app.rounds.method_server import MethodServer
 from server_app.rounds.participants import choose_participants
 from server_app.rounds.roster import Roster
-from server_app.rounds.transport import Transport
+from server_app.rounds.transport import Transport, reason_of
 from strategies.base.messages import ClientUpdate, Control, MetricRow
 from strategies.base.payload import PayloadError
 from strategies.base.run_config import RunConfig
@@ -172,8 +172,10 @@ class FlowerStrategy(Strategy):
         for reply in replies:
             client = clients.get(reply.metadata.src_node_id)
             try:
-                if client is None or reply.has_error():
-                    raise PayloadError(str(reply.error.reason))
+                if client is None:
+                    raise PayloadError("no client of this run is at the node that answered")
+                if reply.has_error():
+                    raise PayloadError(reason_of(reply))
                 update = self.server.read(client, reply.content)
             except PayloadError as error:
                 say(f"round {self.server.server_round}: client {client}: left out: {error}")

@@ -15,6 +15,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from server_app.rounds.in_process import InProcessGrid
+from strategies.base.received_text import visible
 
 PUSH_CHUNK = 16
 """Messages handed to the Grid at once, so that a large round is never held twice."""
@@ -24,6 +25,8 @@ IN_MEMORY_GRID = "flwr.superlink.grid.inmemory_grid"
 RAY_WRAPPER = "The above exception was the direct cause of the following exception"
 FLOWER_WRAPPER = re.compile(r"""^<class '(?:\w+\.)*([^'.]+)'>:<['"]""")
 """A SuperNode reports `raise ValueError("boom")` as `<class 'ValueError'>:<'boom'>`."""
+LONGEST_REASON = 500
+"""Signs of a device's error that are kept."""
 SHORTEST_POLL, LONGEST_POLL = 0.01, 0.5
 """Bounds of the pause between two polls, in seconds."""
 LONGEST_SIMULATED_POLL = 0.05
@@ -163,7 +166,7 @@ class Transport:
             if sent is None:
                 continue  # answered twice, or given up on
             if message.has_error():
-                self._arrived.append(Answer(sent, None, _reason(message)))
+                self._arrived.append(Answer(sent, None, reason_of(message)))
             else:
                 self._arrived.append(Answer(sent, message, None))
 
@@ -179,10 +182,15 @@ class Transport:
         return [Answer(sent, None, "no answer before the deadline") for _, sent in lost]
 
 
-def _reason(message: Message) -> str:
-    """Return the telling line of an error reply: the exception, without Ray's traceback."""
+def reason_of(message: Message) -> str:
+    """Return the telling line of an error reply: the exception, without Ray's traceback.
+
+    It is a device's own text, which goes on to the terminal, the records and the report: nothing in
+    it can break the line or steer a terminal.
+    """
     # Ray reports the client's exception first, then Flower's wrapper around it.
     cause, _, _ = (message.error.reason or "").partition(RAY_WRAPPER)
     lines = [line.strip() for line in cause.splitlines() if line.strip()]
     text = lines[-1] if lines else f"error code {message.error.code}, no reason given"
-    return FLOWER_WRAPPER.sub(r"\1: ", text).removesuffix("'>").removesuffix('">')[:500]
+    text = FLOWER_WRAPPER.sub(r"\1: ", text).removesuffix("'>").removesuffix('">')
+    return visible(text[:LONGEST_REASON])[:LONGEST_REASON]
