@@ -31,13 +31,9 @@ class KeyNames:
 
     def refusal(self, node_id: int, client_id: int) -> str | None:
         """Return why a node cannot be this client, as `who: what`, or None if it can."""
-        if node_id not in self._names:
-            nodes = self.grid.get_nodes()
-            self._names |= {node.node_id: node.name for node in nodes}
-            self._bound |= any(CLIENT_NAME.fullmatch(name) for name in self._names.values())
-        if node_id not in self._names:
+        name = self._name(node_id)
+        if name is None:
             return f"node {node_id}: went away before it was known whose key it has"
-        name = self._names[node_id]
         if (match := CLIENT_NAME.fullmatch(name)) is not None:
             if int(match[1]) == client_id:
                 return None
@@ -51,3 +47,16 @@ class KeyNames:
                 f"as {name!r}; register it under the name client-{client_id}"
             )
         return None
+
+    def who(self, node_id: int) -> str:
+        """Return how to call a node of which nothing is believed but its key: "client 3"."""
+        match = CLIENT_NAME.fullmatch(self._name(node_id) or "")
+        return f"client {match[1]}" if match else f"node {node_id}"
+
+    def _name(self, node_id: int) -> str | None:
+        """Return the name of a node's key, empty if it has none; None if the node is not there."""
+        if node_id not in self._names:
+            nodes = self.grid.get_nodes()
+            self._names |= {node.node_id: node.name for node in nodes}
+            self._bound |= any(CLIENT_NAME.fullmatch(name) for name in self._names.values())
+        return self._names.get(node_id)

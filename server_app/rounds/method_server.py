@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from flwr.app import Message, RecordDict
 
+from models import ModelError
 from server_app.rounds.message_factory import MessageFactory
 from server_app.rounds.unlike_clients import unlike_data, unlike_public_data, unlike_tokenisers
 from strategies.base.messages import ClientInfo, ClientUpdate, Control
 from strategies.base.method import Method
 from strategies.base.payload import PayloadError
+from strategies.base.received_text import visible
 from strategies.base.replies import read_reply
 from strategies.base.run_config import RunConfig
 from strategies.base.server import RegistrationError, ServerContext, ServerHalf
@@ -61,18 +64,49 @@ class MethodServer:
     def admit(self, infos: Iterable[ClientInfo]) -> None:
         """Add clients after checking them; raises `RegistrationError` with every problem found."""
         infos = list(infos)
-        together = self.clients | {info.client_id: info for info in infos}
-        context = ServerContext(self.run, together, self.server_round, self.exchange)
-        problems = self._contradictions(infos) or [
-            problem
-            for info in infos
-            if (problem := self.half.check(context, self.state, info)) is not None
-        ]
+        problems = [text for _, text in self._contradictions(infos) or self._checked(infos)]
         if problems:
             raise RegistrationError("; ".join(list(dict.fromkeys(problems))[:5]))
-        self.clients = together
+        self.clients = self.clients | {info.client_id: info for info in infos}
 
-    def _contradictions(self, infos: list[ClientInfo]) -> list[str]:
+    def unfit(self, infos: Sequence[ClientInfo]) -> dict[int, str]:
+        """Return who has to be left out so that the others can be admitted, and why, by id.
+
+        Left out is who contradicts most of the others; and where clients do not go together,
+        those with the models that fewer have.
+        """
+        unfit = dict(reversed(self._contradictions(infos)))
+        rest = [info for info in infos if info.client_id not in unfit]
+        if not self._checked(rest):
+            return unfit
+        often = Counter(info.model for info in rest)
+        fitting: list[ClientInfo] = []
+        for info in sorted(rest, key=lambda info: (-often[info.model], info.client_id)):
+            together = [*fitting, info]
+            if problems := self._checked(together):
+                unfit[info.client_id] = problems[0][1]
+            else:
+                fitting = together
+        return unfit
+
+    def _checked(self, infos: Iterable[ClientInfo]) -> list[tuple[int, str]]:
+        """Return which of these clients the method cannot use together, and why."""
+        infos = list(infos)
+        known = {**self.clients, **{info.client_id: info for info in infos}}
+        context = ServerContext(self.run, known, self.server_round, self.exchange)
+        found = [(info.client_id, self._problem(context, info)) for info in infos]
+        return [(client, problem) for client, problem in found if problem is not None]
+
+    def _problem(self, context: ServerContext, info: ClientInfo) -> str | None:
+        try:
+            return self.half.check(context, self.state, info)
+        except RegistrationError:
+            raise
+        except (ModelError, RuntimeError, MemoryError) as error:  # of a model that it only names
+            said = visible(str(error))
+            return f"client {info.client_id}: model {info.model} cannot be built here: {said:.300}"
+
+    def _contradictions(self, infos: Sequence[ClientInfo]) -> list[tuple[int, str]]:
         """Return where new clients contradict the other clients."""
         known = list(self.clients.values())
         problems = [] if self.method.any_task else unlike_data(known, infos)

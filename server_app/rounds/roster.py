@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from flwr.serverapp import Grid
 
+from server_app.rounds.client_answers import Problem, grouped, read_answer
+from server_app.rounds.in_process import InProcessGrid
 from server_app.rounds.key_names import KeyNames
 from server_app.rounds.message_factory import MessageFactory
 from server_app.rounds.method_server import MethodServer
 from server_app.rounds.transport import Answer, Sent, Transport, is_simulation
-from strategies.base.messages import CLIENT_INFO, ClientInfo, SetUpProblem
-from strategies.base.payload import PayloadError
+from strategies.base.messages import ClientInfo
 from strategies.base.server import RegistrationError
 
 ALL_THERE_S = 5.0
 """A simulation makes its nodes at once, so that none is new for so long only when all are there."""
-
-
-class DuplicateClientError(RegistrationError):
-    """Two connected nodes say that they are the same client."""
 
 
 class Roster:
@@ -49,6 +45,8 @@ class Roster:
         self.messages = messages
         self.problems: list[tuple[int | None, str]] = []
         self._key_names = KeyNames(transport.grid)
+        grid = transport.grid
+        self._one_machine = is_simulation(grid) or isinstance(grid, InProcessGrid)
         self._asked: dict[int, float] = {}
         self._failed: set[int] = set()
         self._reported: set[tuple[int, str]] = set()
@@ -61,26 +59,79 @@ class Roster:
     def assemble(self) -> None:
         """Wait for `min-clients` nodes, call the roll, and admit who fits.
 
+        Who is left out is in `problems`: a client that failed, and on devices also one whose set-up
+        or answer is wrong, a second node with one id, and who does not fit the others. Where all
+        clients are one person's, in a simulation, these are mistakes in the run's settings, and
+        end it before it has cost anything; so does every problem with `on-client-error = "stop"`.
+
         Raises
         ------
         RegistrationError
-            Too few clients in time, a set-up mistake, two clients with one id, or a client that
-            does not fit the method.
+            Too few clients in time, or a problem that ends the run.
         """
+        deadline = time.monotonic() + self.run.wait_timeout
         self._wait_for_nodes()
         self.invite()
-        infos, errors = self._call_roll()
-        mistakes = [text for kind, text in errors if kind == "set-up"]
-        if mistakes or (errors and self.run.on_client_error == "stop"):
-            texts = mistakes or [text for _, text in errors]
-            raise RegistrationError(_grouped(texts))
-        self.problems += [(None, text) for _, text in errors]
-        if len(infos) < self.run.min_clients:
-            reasons = f"; {_grouped([text for _, text in errors])}" if errors else ""
+        infos, refused = self._call_roll()
+        while True:
+            fitting, unfit = self._fitting(infos)
+            ends = [problem for problem in refused + unfit if self._ends_the_run(problem)]
+            if ends:
+                mistakes = [problem for problem in ends if problem.mistake]
+                raise RegistrationError(grouped(problem.text for problem in mistakes or ends))
+            if len(fitting) >= self.run.min_clients or not self._may_come(deadline):
+                break
+            self._hear_newcomers(infos, refused)
+        if len(fitting) < self.run.min_clients:
+            reasons = grouped(problem.text for problem in refused + unfit)
             raise RegistrationError(
-                f"{len(infos)} of {self.run.min_clients} clients answered the registration{reasons}"
+                f"{len(fitting)} of {self.run.min_clients} clients answered the registration"
+                + (f"; {reasons}" if reasons else "")
             )
-        self._admit(infos)
+        for problem in refused + unfit:
+            self._complain(problem)
+        self._admit(fitting)
+
+    def _ends_the_run(self, problem: Problem) -> bool:
+        """Say whether the run is not to start because of one client, whoever else is there."""
+        return self.run.on_client_error == "stop" or (problem.mistake and self._one_machine)
+
+    def _may_come(self, deadline: float) -> bool:
+        """Say whether there is time, and whether more clients can come, to take a place."""
+        return time.monotonic() < deadline and not self._one_machine
+
+    def _hear_newcomers(self, infos: list[tuple[int, ClientInfo]], refused: list[Problem]) -> None:
+        """Ask nodes that came since, and take what answers are there."""
+        self.invite(again=False)
+        time.sleep(0.2)
+        for answer in self.transport.arrived():
+            self._sort(answer, infos, refused)
+        infos.sort(key=lambda pair: pair[1].client_id)
+
+    def _fitting(
+        self, infos: list[tuple[int, ClientInfo]]
+    ) -> tuple[list[tuple[int, ClientInfo]], list[Problem]]:
+        """Return who can take part together, and why others cannot.
+
+        Of nodes with one id the first to answer stays.
+        """
+        nodes: dict[int, int] = {}
+        single: list[tuple[int, ClientInfo]] = []
+        problems: list[Problem] = []
+        for node, info in infos:
+            if nodes.setdefault(info.client_id, node) != node:
+                problems.append(Problem(node, None, _duplicate(info.client_id)))
+            elif (reason := self.refuse(info)) is not None:
+                problems.append(Problem(node, info.client_id, reason))
+            else:
+                single.append((node, info))
+        unfit = self.server.unfit([info for _, info in single])
+        problems += [
+            Problem(node, info.client_id, unfit[info.client_id])
+            for node, info in single
+            if info.client_id in unfit
+        ]
+        return [pair for pair in single if pair[1].client_id not in unfit], problems
 
     def invite(self, *, again: bool = True) -> None:
         """Ask nodes for their client information, without waiting.
@@ -108,24 +159,24 @@ class Roster:
 
     def take(self, answer: Answer) -> None:
         """Admit a late joiner, who takes part from the next round, or note why not."""
-        info, error = self._read(answer)
-        node = answer.sent.node_id
-        if info is None:
-            self._complain(node, None, error[1] if error else "no info")
-            return
+        infos: list[tuple[int, ClientInfo]] = []
+        refused: list[Problem] = []
+        self._sort(answer, infos, refused)
         try:
-            self._admit([(node, info)])
+            self._admit(infos)
         except RegistrationError as problem:
             # Often a restarted client that is back before Flower notices that its old node is
             # gone (up to a minute).
-            self._complain(node, info.client_id, str(problem))
+            refused += [Problem(node, info.client_id, str(problem)) for node, info in infos]
+        for complaint in refused:
+            self._complain(complaint)
 
-    def _complain(self, node: int, client_id: int | None, reason: str) -> None:
+    def _complain(self, problem: Problem) -> None:
         """Note a node that cannot join, once for every reason; it is asked again next round."""
-        self._failed.add(node)
-        if (node, reason) not in self._reported:
-            self._reported.add((node, reason))
-            self.problems.append((client_id, reason))
+        self._failed.add(problem.node)
+        if (problem.node, problem.text) not in self._reported:
+            self._reported.add((problem.node, problem.text))
+            self.problems.append((problem.client_id, problem.text))
 
     def online(self) -> list[int]:
         """Return the ids of the clients that can be reached now, ascending."""
@@ -183,10 +234,10 @@ class Roster:
                 told = True
             time.sleep(0.2)
 
-    def _call_roll(self) -> tuple[list[tuple[int, ClientInfo]], list[tuple[str, str]]]:
+    def _call_roll(self) -> tuple[list[tuple[int, ClientInfo]], list[Problem]]:
         """Collect infos until all have answered, or enough have and the rest stay silent."""
         infos: list[tuple[int, ClientInfo]] = []
-        errors: list[tuple[str, str]] = []
+        refused: list[Problem] = []
         limit = time.monotonic() + self.run.round_timeout
         while True:
             enough = len(infos) >= self.run.min_clients
@@ -194,32 +245,30 @@ class Roster:
             answer = self.transport.receive(min(patience, limit), "query")
             if answer is None:
                 break  # whoever answers later joins later
-            info, error = self._read(answer)
-            if info is not None:
-                infos.append((answer.sent.node_id, info))
-            if error is not None:
-                errors.append(error)
-                self._failed.add(answer.sent.node_id)
-        return sorted(infos, key=lambda pair: pair[1].client_id), errors
+            self._sort(answer, infos, refused)
+        return sorted(infos, key=lambda pair: pair[1].client_id), refused
 
-    def _read(self, answer: Answer) -> tuple[ClientInfo | None, tuple[str, str] | None]:
-        """Return the client information of a node whose key is that client's, or what is wrong."""
-        info, error = _read_client_info(answer)
-        if info is not None:
-            refusal = self._key_names.refusal(answer.sent.node_id, info.client_id)
-            if refusal is not None:
-                return None, ("failure", refusal)
-        return info, error
+    def _sort(
+        self, answer: Answer, infos: list[tuple[int, ClientInfo]], refused: list[Problem]
+    ) -> None:
+        """Put an answer among the infos, if it is one of the client whose key it has."""
+        node = answer.sent.node_id
+        info = read_answer(answer, self._key_names.who)
+        if isinstance(info, ClientInfo):
+            refusal = self._key_names.refusal(node, info.client_id)
+            if refusal is None:
+                infos.append((node, info))
+                return
+            info = Problem(node, None, refusal, mistake=False)
+        refused.append(info)
+        self._failed.add(node)
 
     def _admit(self, infos: list[tuple[int, ClientInfo]]) -> None:
         online = set(self.grid.get_node_ids())
         nodes = {c: n for c, n in self.messages.nodes.items() if n in online}
         for node, info in infos:
             if nodes.get(info.client_id, node) != node:
-                raise DuplicateClientError(
-                    f"client {info.client_id}: two connected nodes have this id; give each its "
-                    "own client-id (or partition-id) in its node-config"
-                )
+                raise RegistrationError(_duplicate(info.client_id))
             nodes[info.client_id] = node
         for _, info in infos:
             if (problem := self.refuse(info)) is not None:
@@ -228,29 +277,8 @@ class Roster:
         self.messages.nodes |= nodes
 
 
-def _grouped(texts: list[str]) -> str:
-    """Join problems `who: what`, naming once what several clients have in common."""
-    by_problem: dict[str, list[str]] = {}
-    for text in texts:
-        who, _, what = text.partition(": ")
-        by_problem.setdefault(what, []).append(who)
-    parts = [
-        ", ".join(who[:3]) + (f" and {len(who) - 3} more" if len(who) > 3 else "") + f": {what}"
-        for what, who in by_problem.items()
-    ]
-    return "; ".join(parts[:3]) + (f"; and {len(parts) - 3} more" if len(parts) > 3 else "")
-
-
-def _read_client_info(answer: Answer) -> tuple[ClientInfo | None, tuple[str, str] | None]:
-    """Return the client information, or the kind of problem ("set-up", "failure") and its text."""
-    node = f"node {answer.sent.node_id}"
-    if answer.message is None:
-        return None, ("failure", f"{node}: {answer.reason}")
-    record: Mapping[str, Any] = answer.message.content.config_records.get(CLIENT_INFO, {})
-    try:
-        if "problem" in record:
-            wrong = SetUpProblem.from_record(record)
-            return None, ("set-up", f"client {wrong.who}: {wrong.problem}")
-        return ClientInfo.from_record(record), None
-    except PayloadError as error:
-        return None, ("set-up", f"{node}: {error}")
+def _duplicate(client_id: int) -> str:
+    return (
+        f"client {client_id}: two connected nodes have this id; give each its own client-id (or "
+        "partition-id) in its node-config"
+    )

@@ -1,4 +1,7 @@
-"""Checks of the registration that concern clients together: where one is unlike most others."""
+"""Checks of the registration that concern clients together: where one is unlike most others.
+
+Each returns the ids of such clients, and what to say of them.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from strategies.base.messages import ClientInfo
 
+Unlike = tuple[int, str]
+"""A client, and what of it is unlike the others."""
 
-def unlike_data(known: Iterable[ClientInfo], infos: Sequence[ClientInfo]) -> list[str]:
+
+def unlike_data(known: Iterable[ClientInfo], infos: Sequence[ClientInfo]) -> list[Unlike]:
     """Return where new clients take the data set to be another than most clients do.
 
     Parameters
@@ -20,29 +26,39 @@ def unlike_data(known: Iterable[ClientInfo], infos: Sequence[ClientInfo]) -> lis
     """
     known = list(known)
     return [
-        f"client {info.client_id}: {name} is {getattr(info, name)}, the others have {usual}; all "
-        "clients need the same classes in the same order and images of one kind"
+        (
+            info.client_id,
+            f"client {info.client_id}: {name} is {getattr(info, name)}, the others have {usual}; "
+            "all clients need the same classes in the same order and images of one kind",
+        )
         for name in ("num_classes", "class_hash", "channels", "image_size")
         for info, usual in _odd_ones(known, infos, name)
     ]
 
 
-def unlike_public_data(known: Iterable[ClientInfo], infos: Sequence[ClientInfo]) -> list[str]:
+def unlike_public_data(known: Iterable[ClientInfo], infos: Sequence[ClientInfo]) -> list[Unlike]:
     """Return whose public data is not, item by item, what most clients have."""
     return [
-        f"client {info.client_id}: its public data (public-dataset, public-size) is not that of "
-        "the others; give all clients the same source files (scenes are made from Fashion-MNIST, "
-        "or from digits where that is absent)"
+        (
+            info.client_id,
+            f"client {info.client_id}: its public data (public-dataset, public-size) is not that "
+            "of the others; give all clients the same source files (scenes are made from "
+            "Fashion-MNIST, or from digits where that is absent)",
+        )
         for info, _ in _odd_ones(known, infos, "public_hash")
     ]
 
 
-def unlike_tokenisers(known: Iterable[ClientInfo], infos: Sequence[ClientInfo]) -> list[str]:
+def unlike_tokenisers(known: Iterable[ClientInfo], infos: Sequence[ClientInfo]) -> list[Unlike]:
     """Return whose sentences become other tokens than most clients' do."""
     return [
-        f"client {info.client_id}: model {info.model} turns sentences into other tokens than the "
-        "others' models do, so weights that read them cannot be shared; give all clients models "
-        "with one tokeniser (text-small, text-large), or choose a method that shares none"
+        (
+            info.client_id,
+            f"client {info.client_id}: model {info.model} turns sentences into other tokens than "
+            "the others' models do, so weights that read them cannot be shared; give all clients "
+            "models with one tokeniser (text-small, text-large), or choose a method that shares "
+            "none",
+        )
         for info, _ in _odd_ones(known, infos, "tokeniser")
     ]
 

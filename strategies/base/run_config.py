@@ -140,7 +140,8 @@ class RunConfig:
     round_timeout
         Seconds after which a round goes on without the clients that have not answered.
     on_client_error
-        "skip" leaves a client that failed out of the round, "stop" ends the run.
+        "skip" leaves a client that failed out of the round, and on devices one that is wrong at
+        its registration out of the run; "stop" ends the run.
     """
 
     method: str = option("fedre", hint="the name of a method, or of a module with your own")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
 from collections.abc import Iterable
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
+from models import ModelError
 from server_app.rounds import roster as roster_module
 from server_app.rounds.message_factory import MessageFactory
 from server_app.rounds.method_server import MethodServer
@@ -170,31 +172,131 @@ def test_a_failing_client_is_left_out_or_stops_the_run() -> None:
         roster.assemble()
 
 
-def test_a_mistake_in_the_set_up_stops_the_run() -> None:
-    problem = ConfigRecord({"problem": "ModelError: model 'cnn99' is unknown", "who": "2"})
-    roster, _ = a_roster({35: a_client_info(0), 36: a_client_info(1), 37: problem})
-    with pytest.raises(
-        RegistrationError, match=r"^client 2: ModelError: model 'cnn99' is unknown$"
-    ):
+BROKEN = {
+    "a problem": (
+        ConfigRecord({"problem": "ModelError: model 'cnn99' is unknown", "who": "2"}),
+        r"client 2: ModelError: model 'cnn99' is unknown$",
+    ),
+    "a contradiction": (
+        ConfigRecord({**a_client_info(2).to_record(), "classes": [0, 99]}),
+        r"node 37: client information: classes .* contradict num_classes",
+    ),
+    "nothing": (ConfigRecord(), r"node 37: client information: client_id = None"),
+    "an unknown field": (
+        ConfigRecord({**a_client_info(2).to_record(), "x": 1}),
+        r"node 37: client information: 'x': key is not declared$",
+    ),
+    "too much": (
+        ConfigRecord({**a_client_info(2).to_record(), "class_counts": [1] * 2_000_000}),
+        r"node 37: client information: class_counts = \[1, 1, 1, \.\.\.\] \(2000000 values\), exp",
+    ),
+    "an id that is taken": (a_client_info(1), r"client 1: two connected nodes have this id"),
+    "another width": (
+        a_client_info(2, feature_dim=64),
+        r"client 2: model cnn5 has representation width 64, fedre needs 512",
+    ),
+    "other classes": (
+        a_client_info(2, class_hash="bb"),
+        r"client 2: class_hash is bb, the others have aa",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_one_wrong_device_is_left_out_by_name(case: str) -> None:
+    answer, reason = BROKEN[case]
+    good = {35: a_client_info(0), 36: a_client_info(1)}
+    roster, grid = a_roster({**good, 37: answer})
+    roster.assemble()
+    assert roster.messages.nodes == {0: 35, 1: 36}
+    ((_, text),) = roster.problems
+    assert re.match(reason, text), text
+    assert len(text) < 300
+    join(roster)  # asked again in the first round, and complained about only once
+    assert grid.asked.count(37) == 2
+    assert len(roster.problems) == 1
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_one_wrong_device_ends_a_run_that_wants_everyone(case: str) -> None:
+    answer, reason = BROKEN[case]
+    roster, _ = a_roster(
+        {35: a_client_info(0), 36: a_client_info(1), 37: answer}, on_client_error="stop"
+    )
+    with pytest.raises(RegistrationError, match="^" + reason):
         roster.assemble()
 
 
-def test_an_unreadable_card_stops_the_run() -> None:
-    broken = ConfigRecord({**a_client_info(2).to_record(), "classes": [0, 99]})
-    roster, _ = a_roster({35: a_client_info(0), 36: a_client_info(1), 37: broken})
-    with pytest.raises(
-        RegistrationError, match=r"^node 37: client information: classes .* contradict num_classes"
-    ):
-        roster.assemble()
-    roster, _ = a_roster({35: a_client_info(0), 36: ConfigRecord()})
-    with pytest.raises(RegistrationError, match=r"^node 36: client information: client_id = None"):
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_run_that_cannot_do_without_says_why(case: str) -> None:
+    answer, reason = BROKEN[case]
+    roster, _ = a_roster({35: a_client_info(0), 36: a_client_info(1), 37: answer}, min_clients=3)
+    with pytest.raises(RegistrationError, match=f"^2 of 3 clients answered .*; {reason}"):
         roster.assemble()
 
 
-def test_two_nodes_with_one_id_are_an_error() -> None:
-    roster, _ = a_roster({35: a_client_info(0), 36: a_client_info(0)})
-    with pytest.raises(RegistrationError, match=r"^client 0: two connected nodes have this id"):
-        roster.assemble()
+def test_another_takes_the_place_of_a_wrong_device() -> None:
+    """The node that makes the number up comes while the server waits."""
+    wrong = ConfigRecord({"problem": "DataError: no such folder", "who": "1"})
+    roster, grid = a_roster({35: a_client_info(0), 36: wrong, 37: a_client_info(2)}, wait_timeout=5)
+    looks = iter(range(100))
+    grid.get_node_ids = lambda: [35, 36] if next(looks) < 5 else [35, 36, 37]  # type: ignore[method-assign]
+    roster.assemble()
+    assert roster.messages.nodes == {0: 35, 2: 37}
+    assert [text for _, text in roster.problems] == ["client 1: DataError: no such folder"]
+
+
+def test_a_device_with_a_key_is_named_by_it() -> None:
+    """What it says of itself is not believed: it might name another as the culprit."""
+    lies = ConfigRecord({"problem": "DataError: no such folder", "who": "0"})
+    roster, grid = a_roster(
+        {35: a_client_info(0), 36: a_client_info(1), 37: lies, 38: ConfigRecord()}
+    )
+    grid.names = {35: "client-0", 36: "client-1", 37: "client-2", 38: "client-3"}
+    roster.assemble()
+    assert [text.partition(":")[0] for _, text in roster.problems] == ["client 2", "client 3"]
+
+
+def test_models_that_do_not_go_together_cost_the_fewest_clients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Client 0 comes first, and yet it is the one that the others do without."""
+
+    def check(self: Any, context: Any, state: Any, client: ClientInfo) -> str | None:
+        models = {info.model for info in context.clients.values()}
+        return f"{', '.join(sorted(models))} do not go together" if len(models) > 1 else None
+
+    roster, _ = a_roster(
+        {35: a_client_info(0, model="cnn1"), 36: a_client_info(1), 37: a_client_info(2)}
+    )
+    monkeypatch.setattr(type(roster.server.half), "check", check)
+    roster.assemble()
+    assert roster.messages.nodes == {1: 36, 2: 37}
+    assert roster.problems == [(0, "cnn1, cnn5 do not go together")]
+
+
+def test_a_model_that_the_server_cannot_build_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(self: Any, context: Any, state: Any, client: ClientInfo) -> str | None:
+        if client.model == "no\u00e9":
+            raise ModelError("model 'no\u00e9' is unknown")
+        return None
+
+    answers = {35: a_client_info(0), 36: a_client_info(1), 37: a_client_info(2, model="no\u00e9")}
+    roster, _ = a_roster(answers)
+    monkeypatch.setattr(type(roster.server.half), "check", check)
+    roster.assemble()
+    ((client, text),) = roster.problems
+    assert (client, "cannot be built here: model" in text) == (2, True)
+
+
+def test_in_a_simulation_a_mistake_in_the_set_up_stops_the_run() -> None:
+    """All clients are one person's there: the mistake is in the run's settings."""
+    for case in ("a problem", "an id that is taken", "other classes"):
+        answer, reason = BROKEN[case]
+        roster, _ = a_roster({35: a_client_info(0), 36: a_client_info(1), 37: answer})
+        roster._one_machine = True
+        with pytest.raises(RegistrationError, match="^" + reason):
+            roster.assemble()
 
 
 @pytest.mark.parametrize(
@@ -205,7 +307,8 @@ def test_contradicting_data_sets_are_named(field: str, value: Any) -> None:
     """U07: the client, what it has, and what the others have."""
     usual = getattr(a_client_info(0), field)
     roster, _ = a_roster(
-        {35: a_client_info(0, **{field: value}), 36: a_client_info(1), 37: a_client_info(2)}
+        {35: a_client_info(0, **{field: value}), 36: a_client_info(1), 37: a_client_info(2)},
+        on_client_error="stop",
     )
     with pytest.raises(RegistrationError) as caught:
         roster.assemble()
