@@ -8,11 +8,13 @@ their names are. Every user receives the items of its own classes, drops those w
 them, and from then on trains on its own and the pseudo-labelled items, with class weights 1 /
 count, the largest scaled to 1.
 
-The round of the exchange takes two: votes up, then labels down and training with them. All other
-rounds are local training without arrays. A user that misses the exchange trains on alone.
+Every round is one local training, and all of them but one go without arrays. That of the exchange
+has two messages: votes up after its training, then labels down, on which no step is made; users
+train on both from the next round on. A user that misses the exchange trains on alone.
 
 Where the code departs from the source, and why:
-- "Locally to convergence" is the rounds before `exchange_round`, half of all by default.
+- "Locally to convergence" is the rounds up to `exchange_round`, half of all by default; the
+  retraining on both goes on from there.
 - Multi-label users decide every class for itself: a vote needs p - (1 - p) >= `margin`. An item
   they receive is an example of the classes named, and says nothing of the others, which count
   neither in the loss. Users that segment have no class of a whole item: they train locally.
@@ -61,12 +63,17 @@ class Config:
     agreement : float
         A label needs more than this share of the users that know the class.
     exchange_round : int
-        The round in which users exchange labels; 0: half of `num-rounds`, rounded up.
+        The round after whose training users exchange labels; 0: half of `num-rounds`, rounded up.
+        Of a run that is resumed with more rounds it stays what it was: give the number then.
     """
 
     margin: float = option(0.3, minimum=0, maximum=1)
     agreement: float = option(0.3, minimum=0, maximum=1)
     exchange_round: int = option(0, minimum=0)
+
+    def in_rounds(self, num_rounds: int) -> Config:
+        """Return these options with the round of the exchange as a number."""
+        return dataclasses.replace(self, exchange_round=self.exchange_round or -(-num_rounds // 2))
 
 
 @dataclasses.dataclass
@@ -88,10 +95,14 @@ class Downlink:
 
 @dataclasses.dataclass
 class ServerState:
-    """Of the round's first exchange, for its second: agreed labels, and users' class keys (C,)."""
+    """Of a round's first exchange, for its second: agreed labels, and users' class keys (C,).
+
+    `agreed_in` is the round. Its second exchange may have nobody to ask; nobody gets them then.
+    """
 
     labels: Transient[list[tuple[int, int]]] = dataclasses.field(default_factory=list)
     class_keys: Transient[dict[int, NDArray[np.int64]]] = dataclasses.field(default_factory=dict)
+    agreed_in: Transient[int] = 0
 
 
 @dataclasses.dataclass
@@ -151,18 +162,25 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
     def train(
         self, context: ClientContext, state: ClientState, downlink: Downlink
     ) -> tuple[Uplink, dict[str, float]]:
-        if len(downlink.items):
-            items, classes = downlink.items, downlink.classes
-            if context.data.task != "multilabel":
-                items, classes = without_ambiguous(items, classes)
-            state.items, state.classes = torch.tensor(items), torch.tensor(classes)
+        if context.exchange > 1:  # the round's training is done: only labels are to be put away
+            return _no_votes(), self._put_away(context, state, downlink)
         split = self._with_pseudo_labels(context, state)
         loss = self._loss(context, state.model, split)
         metrics = train_epochs(context, [state.model], loss, split=split)
-        if len(downlink.items):
-            metrics["pseudo_labelled"] = float(len(state.items))
-        votes = context.exchange == 1 and context.server_round == exchange_round(context.run)
+        votes = context.server_round == exchange_round(context.run)
         return self._votes(context, state.model) if votes else _no_votes(), metrics
+
+    def _put_away(
+        self, context: ClientContext, state: ClientState, downlink: Downlink
+    ) -> dict[str, float]:
+        """Keep the labels received for the rounds to come; return how many there are, if any."""
+        items, classes = downlink.items, downlink.classes
+        if not len(items):
+            return {}
+        if context.data.task != "multilabel":
+            items, classes = without_ambiguous(items, classes)
+        state.items, state.classes = torch.tensor(items), torch.tensor(classes)
+        return {"pseudo_labelled": float(len(items))}
 
     def predict(self, state: ClientState, downlink: Downlink, images: Tensor) -> dict[str, Tensor]:
         return {"accuracy": state.model(images)}
@@ -211,7 +229,8 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
 
 def exchange_round(run: RunConfig) -> int:
     """Return the round in which labels are exchanged."""
-    return run.method_config.exchange_round or -(-run.num_rounds // 2)
+    number: int = run.method_config.in_rounds(run.num_rounds).exchange_round
+    return number
 
 
 def _no_votes() -> Uplink:
@@ -231,10 +250,17 @@ class Server(ServerHalf[ServerState, Downlink]):
                 f"cofed.exchange-round = {run.method_config.exchange_round}: expected a round of "
                 f"the run, at most num-rounds = {run.num_rounds}"
             )
+        last = exchange_round(run)
+        if last == run.num_rounds:
+            return (f"cofed: labels come after round {last}, the last: nobody trains with them",)
         return ()
 
     def exchanges(self, context: ServerContext) -> int:
         return 2 if context.server_round == exchange_round(context.run) else 1
+
+    def evaluated_exchange(self, context: ServerContext) -> int:
+        """Return the first: the second changes no model."""
+        return 1
 
     def downlink(
         self, context: ServerContext, state: ServerState, client: ClientInfo | None
@@ -242,8 +268,9 @@ class Server(ServerHalf[ServerState, Downlink]):
         """Return the labels of a user's own classes, after the votes; else nothing."""
         if client is None:
             return None
+        due = (context.server_round, context.exchange) == (state.agreed_in, 2)
         own = {int(key): n for n, key in enumerate(state.class_keys.get(client.client_id, ()))}
-        mine = [(item, own[key]) for item, key in state.labels if key in own]
+        mine = [(item, own[key]) for item, key in state.labels if due and key in own]
         pairs = np.array(mine, dtype=np.int32).reshape(-1, 2)
         return Downlink(pairs[:, 0].copy(), pairs[:, 1].copy())
 
@@ -254,6 +281,7 @@ class Server(ServerHalf[ServerState, Downlink]):
         uplinks = {u.client_id: u.uplink for u in updates if voted}
         state.labels = sorted(agree(uplinks, context.config.agreement))
         state.class_keys = {client: uplink.class_keys for client, uplink in uplinks.items()}
+        state.agreed_in = context.server_round
         return {"labels_agreed": float(len(state.labels))} if voted else {}
 
 

@@ -21,7 +21,7 @@ from strategies.base.files import NotWrittenError, replacing
 from strategies.base.former_names import in_present_words
 from strategies.base.messages import ClientInfo
 from strategies.base.options import ConfigError
-from strategies.base.parsing import default_run_config
+from strategies.base.parsing import default_run_config, in_rounds
 from strategies.base.received_text import harmless_cell
 from strategies.base.run_config import RunConfig
 
@@ -241,11 +241,15 @@ def changed_settings(recorded: Mapping[str, Any], run: RunConfig) -> list[str]:
     now = run.flat()
     before = {k: v for k, v in default_run_config(run.chosen_method).items() if k in now}
     before |= in_present_words(recorded)
-    return [
-        f"{key}: was {before.get(key)!r}, now {now.get(key)!r}"
-        for key in sorted({*before, *now} - run.may_change_on_resume)
-        if before.get(key) != now.get(key)
-    ]
+    # What follows from num-rounds must stay what it was, in a run of more rounds, too.
+    first, later = (in_rounds(run.chosen_method, values) for values in (before, now))
+    changed = []
+    for key in sorted({*before, *now} - run.may_change_on_resume):
+        if first.get(key) != later.get(key):
+            derived = first.get(key) != before.get(key)
+            why = f" (by num-rounds; go on with {key}={first.get(key)}, as the run began)" * derived
+            changed.append(f"{key}: was {first.get(key)!r}, now {later.get(key)!r}{why}")
+    return changed
 
 
 def _refuse_changes(name: str, recorded: Mapping[str, Any], run: RunConfig) -> None:

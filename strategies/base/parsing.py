@@ -132,3 +132,22 @@ def _refuse_text(run: RunConfig, tasks: Sequence[TaskSpec]) -> None:
         raise ConfigError(
             f"augment = {run.augment!r}: expected none with {key}, which has no images to vary"
         )
+
+
+def in_rounds(method: Method, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values of run-config keys with the method's options as the rounds that they mean.
+
+    Options that follow from `num-rounds` at their default do so by the method of its `Config`
+    named `in_rounds`; where it has none, nothing changes.
+    """
+    resolve = getattr(method.config, "in_rounds", None)
+    if resolve is None:
+        return dict(values)
+    fields = {field.name: _key(method, field.name) for field in dataclasses.fields(method.config)}
+    given = method.config(**{name: values[key] for name, key in fields.items() if key in values})
+    told = resolve(given, values["num-rounds"])
+    return {**values, **{key: getattr(told, name) for name, key in fields.items()}}
+
+
+def _key(method: Method, field: str) -> str:
+    return f"{method.name}.{field.replace('_', '-')}"

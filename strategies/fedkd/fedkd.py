@@ -18,8 +18,8 @@ with p softmax probabilities and r representations; upload theta minus the theta
 moves the teacher, L_s student and W_h. Server: theta <- theta + compressed mean of the updates.
 Evaluation: the teacher ("accuracy"); the student stands beside it ("accuracy_student").
 
-In round t of T = num-rounds a compressed matrix keeps at least rank 1 and the share
-T_t = T_s + (T_e - T_s) t / T of its squared singular values.
+In round t a compressed matrix keeps at least rank 1 and the share T_t = T_s + (T_e - T_s) t / T of
+its squared singular values, with T = num-rounds unless `energy-rounds` says otherwise.
 
 References: an update serves only who holds the theta that it is relative to. The server's theta
 is what the compressed update makes of the last one, and `decompress` gives the same bits on all
@@ -72,6 +72,9 @@ class Config:
         What is decomposed, on both ways: the "update" of theta, or its "weights".
     energy_start, energy_end : float
         T_s and T_e.
+    energy_rounds : int
+        T, after which the share stays T_e; 0: `num-rounds`. Of a run that is resumed with more
+        rounds it stays what it was: give the number then.
     clip_norm : float
         Largest gradient norm of teacher, student and W_h each; 0 does not clip.
     mean : str
@@ -83,12 +86,19 @@ class Config:
     compress: str = option("update", "weights")
     energy_start: float = option(0.95, above=0, maximum=1)
     energy_end: float = option(0.98, above=0, maximum=1)
+    energy_rounds: int = option(0, minimum=0)
     clip_norm: float = option(10.0, minimum=0)
     mean: str = option("weighted", "uniform")
 
+    def in_rounds(self, num_rounds: int) -> Config:
+        """Return these options with T as a number, where it matters."""
+        varies = self.energy_start != self.energy_end
+        total = (self.energy_rounds or num_rounds) if varies else 0
+        return dataclasses.replace(self, energy_rounds=total)
+
     def energy(self, server_round: int, num_rounds: int) -> float:
         """Return T_t of round t; 0 stands for the server's first draw."""
-        share = server_round / num_rounds
+        share = min(server_round / (self.energy_rounds or num_rounds), 1.0)
         return self.energy_start + (self.energy_end - self.energy_start) * share
 
 

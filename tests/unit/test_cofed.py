@@ -72,6 +72,9 @@ def test_users_receive_their_own_class_numbers() -> None:
     assert [(d.items.tolist(), d.classes.tolist()) for d in got] == [
         ([7, 9], [0, 1]), ([8, 9], [0, 1]), ([], []),
     ]  # fmt: skip
+    server.exchange = 1
+    assert len(server.downlink_for(0, 3).items) == 0  # nor if the second exchange asked nobody
+    server.exchange = 2
     server.aggregate_in(2, iter(()))
     server.exchange = 1
     assert len(server.downlink_for(0, 3).items) == 0  # labels come once
@@ -109,6 +112,13 @@ def test_an_exchange_after_the_end_is_refused() -> None:
         ServerAtWork(parse_run_config({"method": "cofed", "cofed.exchange-round": 11}))
 
 
+def test_labels_after_the_last_round_are_of_no_use() -> None:
+    server = ServerAtWork(parse_run_config({"method": "cofed", "num-rounds": 1}))
+    assert server.remarks == (
+        "cofed: labels come after round 1, the last: nobody trains with them",
+    )
+
+
 def test_users_of_unlike_label_sets_exchange_labels(tmp_path: Path) -> None:
     """Also a multi-label user, whose unnamed classes stay unknown."""
     run = run_federation(
@@ -122,5 +132,11 @@ def test_users_of_unlike_label_sets_exchange_labels(tmp_path: Path) -> None:
     assert run.metrics(metric="labels_agreed", round=2)
     labelled = {r["client"]: float(r["value"]) for r in run.metrics(metric="pseudo_labelled")}
     assert set(labelled) >= {"0", "1"}
+    # One local training a round, also in that of the exchange; then the labelled items come along.
+    own = {r["client"]: int(r["train_examples"]) for r in run.rows("clients")}
+    for row in run.metrics(metric="examples_seen"):
+        added = int(labelled.get(row["client"], 0)) if row["round"] == "3" else 0
+        if row["client"] in "01":  # an item is one of the examples, whatever it is labelled
+            assert int(float(row["value"])) == own[row["client"]] + added
     uplinks = [r for r in run.rows("traffic") if r["direction"] == "uplink" and r["round"] != "2"]
     assert {int(r["scalars"]) for r in uplinks} == {0}

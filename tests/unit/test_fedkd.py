@@ -138,6 +138,8 @@ def test_each_loss_moves_its_own_model(detach_scale: bool) -> None:
 def test_energy_schedule() -> None:
     config = Config()
     assert [config.energy(t, 10) for t in (0, 5, 10)] == pytest.approx([0.95, 0.965, 0.98])
+    five = Config(energy_rounds=5)
+    assert [five.energy(t, 10) for t in (1, 5, 8)] == [Config().energy(t, 5) for t in (1, 5, 5)]
     server = small_server()
     metrics = server.aggregate_in(2, [update(0, 1, drawn(server, 1))])
     assert metrics["energy_threshold"] == pytest.approx(0.965)

@@ -232,3 +232,27 @@ def test_damaged_configuration_is_named(tmp_path: Path) -> None:
 def test_no_partial_files_are_left(tmp_path: Path) -> None:
     made(tmp_path).write_clients({0: a_client_info(0)})
     assert sorted(os.listdir(tmp_path / "a")) == ["clients.csv", "config.json", "run.lock"]
+
+
+@pytest.mark.parametrize(
+    ("method", "key", "began"),
+    [("cofed", "cofed.exchange-round", 2), ("fedkd", "fedkd.energy-rounds", 3)],
+)
+def test_what_follows_from_the_number_of_rounds_stays(
+    method: str, key: str, began: int, tmp_path: Path
+) -> None:
+    """Of 3 rounds; with 8, CoFED would exchange again in round 4, FedKD change its schedule."""
+    made(tmp_path, method=method, num_rounds=3)
+    longer = {"method": method, "num_rounds": 8, "resume": "a"}
+    text = refused(config(tmp_path, **longer))
+    assert f"{key}: was {began}, now " in text
+    assert f"go on with {key}={began}" in text
+    told = {key.replace(".", "__").replace("-", "_"): began}
+    RunDirectory.open(config(tmp_path, **longer, **told)).release()
+    RunDirectory.open(config(tmp_path, method=method, num_rounds=3, resume="a")).release()
+
+
+def test_a_constant_schedule_does_not_follow_the_number_of_rounds(tmp_path: Path) -> None:
+    same = {"method": "fedkd", "fedkd__energy_end": 0.95}
+    made(tmp_path, num_rounds=3, **same)
+    RunDirectory.open(config(tmp_path, num_rounds=8, resume="a", **same)).release()
