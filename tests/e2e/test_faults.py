@@ -173,7 +173,9 @@ def test_a_run_goes_on_without_a_killed_and_a_slow_device(
     run = fleet.wait(run_id)
     assert run.status == "finished:stopped"
     wait_until(lambda: status(outcome, capsys) == "interrupted", "the end of the run")
-    assert REFUSED in Path(fleet.running.processes["client-2"].log).read_text()
+    again = fleet.running.processes["client-2"]
+    # A start that takes longer than the heartbeats of the killed one are waited for is let in.
+    assert again.restarts == 1 or REFUSED in Path(again.log).read_text()
     back = assert_went_on(outcome, run.log, timeout)
     assert_goes_on_from_the_mark(fleet.states(2, "troubled"), len(back))
 
