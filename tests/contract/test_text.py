@@ -52,10 +52,8 @@ def settings(reviews: str, method: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("method", SERVING)
-def test_two_rounds_and_an_exact_resume(method: str, reviews: str, tmp_path: Path) -> None:
-    """Of `cofed` and `fedkd` a round depends on how many there are, if they are not told."""
-    own = {"cofed": {"cofed__exchange_round": 1}, "fedkd": {"fedkd__energy_end": 0.95}}
-    config = {**settings(reviews, method), "subset": 0.5, **own.get(method, {})}
+def test_two_rounds(method: str, reviews: str, tmp_path: Path) -> None:
+    config = {**settings(reviews, method), "subset": 0.3}
     whole = run_federation(tmp_path / "whole", 3, num_rounds=2, **config)
     assert whole.config["status"] == "completed"
     clients = whole.rows("clients")
@@ -65,14 +63,16 @@ def test_two_rounds_and_an_exact_resume(method: str, reviews: str, tmp_path: Pat
     assert all(map(math.isfinite, values))
     assert whole.rows("failures") == []
     assert {r["client"] for r in whole.metrics(metric="accuracy", round=2)} == {"0", "1", "2"}
+    if method not in ("fedre", "fml", "fedmuscle"):
+        return  # `test_resume` has every method; what is saved of a text model is alike
     run_federation(tmp_path / "parts", 3, num_rounds=1, **config)
     parts = run_federation(tmp_path / "parts", 3, num_rounds=2, resume="run", **config)
     assert parts.text("metrics.csv") == whole.text("metrics.csv")
 
 
-@pytest.mark.parametrize("method", ["local", "fedre", "fml", "fedavg"])
+@pytest.mark.parametrize("method", ["fedre", "fml"])
 def test_sentences_are_learned(method: str, reviews: str, tmp_path: Path) -> None:
-    config = {**settings(reviews, method), "num_rounds": 6, "local_epochs": 2}
+    config = {**settings(reviews, method), "num_rounds": 5, "local_epochs": 2}
     run = run_federation(tmp_path, 2, optimizer="adam", lr=3e-3, **config)
     assert run.summary["accuracy"]["final"] > 0.9
 

@@ -41,9 +41,8 @@ ELSEWHERE = {
 }
 """The size to set for those that cannot be built at 32 pixels, or do not run."""
 LARGE = (  # noqa: SIM905
-    "beit_base_patch16_224 deepseek_vit_412m gemma4_vit_167m inception_resnet_v2 inception_v4 "
-    "mobilenetv5_base naflexvit_base_patch16_siglip nasnetalarge pnasnet5large qwen3_vit_88m "
-    "samvit_base_patch16 vgg11"
+    "beit_base_patch16_224 inception_resnet_v2 inception_v4 mobilenetv5_base "
+    "naflexvit_base_patch16_siglip nasnetalarge samvit_base_patch16 vgg11"
 ).split()
 """Families without a small member: built without weights only, at a size that they take."""
 
@@ -87,7 +86,8 @@ def test_a_family_of_large_models_runs_without_weights(name: str) -> None:
     assert model(torch.zeros(2, 3, 224, 224, device="meta")).shape == (2, 5)
 
 
-@pytest.mark.parametrize(("name", "size"), ELSEWHERE.items(), ids=ELSEWHERE.keys())
-def test_a_size_that_cannot_be_had_names_one_that_can(name: str, size: int) -> None:
+@pytest.mark.parametrize("name", ["convmixer_768_32", "eva02_tiny_patch14_224", "inception_v3"])
+def test_a_size_that_cannot_be_had_names_one_that_can(name: str) -> None:
+    size = ELSEWHERE[name]
     with pytest.raises(ModelError, match=rf"timm/{name}' .*3x32x32 .*; set image-size={size}\b"):
         built(name, 32)
