@@ -1,4 +1,7 @@
-"""A comparison through real `flwr run`s: interrupted, continued, and then nothing left to do."""
+"""A comparison through real `flwr run`s: interrupted, continued, and then nothing left to do.
+
+The run that is interrupted after its second round goes on to the numbers of one left alone.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from deploy.flower.processes import family
+from tests.support import Outcome, run_federation
 
 REPOSITORY = Path(__file__).parents[2]
 SECONDS = 400
@@ -33,6 +38,19 @@ def left_behind(path: Path) -> set[str]:
     return {f"{p}: {Path(f'/proc/{p.pid}/cmdline').read_bytes()!r}" for p in members}
 
 
+def finished(run: Outcome) -> int:
+    """Return how many rounds of a run are recorded."""
+    return len(run.rows("rounds")) if (run.path / "rounds.csv").is_file() else 0
+
+
+def in_one_process(directory: Path, config: dict[str, Any]) -> Outcome:
+    """Repeat a run of two clients with its recorded settings, without Flower and Ray."""
+    elsewhere = {"output-dir", "run-name", "resume", "local-run"}
+    values = {key: value for key, value in config.items() if key not in elsewhere}
+    keys = {key.replace(".", "__").replace("-", "_"): value for key, value in values.items()}
+    return run_federation(directory, 2, **keys)
+
+
 @pytest.mark.e2e
 def test_an_interrupted_comparison_goes_on_and_then_skips_everything(tmp_path: Path) -> None:
     path, log = tmp_path / "two.yaml", tmp_path / "log.txt"
@@ -46,14 +64,20 @@ def test_an_interrupted_comparison_goes_on_and_then_skips_everything(tmp_path: P
                 "seeds": [0],
                 "target-accuracy": 0.01,
                 "parallel-workers": 1,
-                "settings": {"num-rounds": 2, "subset": 0.25, "models": "cnn5, cnn2"},
+                "settings": {
+                    "num-rounds": 4,
+                    "local-epochs": 2,
+                    "subset": 0.5,
+                    "models": "cnn5, cnn2",
+                },
             }
         )
     )
+    run = Outcome(tmp_path / "out" / "two-fedre-seed0")
     process = start(path, log)
     deadline = time.monotonic() + SECONDS
     try:
-        while "[2/2]" not in log.read_text():
+        while finished(run) < 2:
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.2)
@@ -62,6 +86,7 @@ def test_an_interrupted_comparison_goes_on_and_then_skips_everything(tmp_path: P
     finally:
         process.kill()
     assert left_behind(path) == set()
+    assert finished(run) < 4
     assert "1 of 2 runs complete" in (tmp_path / "out/two.html").read_text()
 
     process = start(path, log)
@@ -74,8 +99,10 @@ def test_an_interrupted_comparison_goes_on_and_then_skips_everything(tmp_path: P
     assert float(rows[1]["uplink_per_round"]) == 2 * 512
     assert float(rows[1]["final"]) >= 0
 
-    with (tmp_path / "out/two-fedre-seed0/rounds.csv").open(newline="") as file:
-        assert {row["workers"] for row in csv.DictReader(file)} == {"1"}
+    assert {row["workers"] for row in run.rows("rounds")} == {"1"}
+    here = in_one_process(tmp_path / "here", run.config["config"])
+    for name in ("metrics.csv", "traffic.csv"):
+        assert run.text(name) == here.text(name)
 
     started = time.monotonic()
     assert start(path, log).wait(60) == 0

@@ -8,6 +8,7 @@ import pytest
 
 from server_app.rounds.exchange import RunError
 from strategies.base.options import ConfigError
+from strategies.base.server import RegistrationError
 from tests.support import Outcome, run_federation
 
 
@@ -36,3 +37,13 @@ def test_round_without_valid_answers_fails_the_run(
     assert left.config["status"] == "failed"
     assert "none of 3 participants answered validly" in left.config["reason"]
     assert not (left.path / "summary.json").exists()
+
+
+def test_missing_data_fails_the_run_and_says_what_to_do(tmp_path: Path) -> None:
+    """U56: the folder looked in and what is expected there."""
+    nowhere = str(tmp_path / "nowhere")
+    with pytest.raises(RegistrationError, match="nowhere"):
+        run_federation(tmp_path, 3, dataset="imagefolder", data_dir=nowhere, subset=1.0)
+    left = Outcome(tmp_path / "run")
+    assert left.config["status"] == "failed"
+    assert "nowhere" in left.config["reason"]
