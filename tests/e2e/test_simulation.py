@@ -19,7 +19,7 @@ pytestmark = pytest.mark.e2e
 def test_own_folder_and_own_models_equal_the_same_process(
     simulate: Simulate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """README, U44, U49: an image folder split over the clients, factories by file, by module, by map.
+    """README, U44, U49: an image folder split over the clients, own models by file and module.
 
     The user's folder has a `data` as well, and a file `data.py` that the own model imports.
     """
