@@ -38,7 +38,7 @@ from strategies.base.method import Training, register
 from strategies.base.options import option
 from strategies.base.payload import PayloadError, array
 from strategies.base.server import ServerContext
-from strategies.common.head import HeadClient, HeadPayload, HeadServer, HeadState, train_head
+from strategies.common.head import HeadClient, HeadPayload, HeadServer, HeadState
 from strategies.common.losses import cross_entropy_of
 from strategies.common.training import collect_representations, train_epochs
 
@@ -53,7 +53,8 @@ class Config:
         From the raw feature width to d: adaptive average (AP) or maximum pooling (MP), or a
         private trainable linear layer (FC).
     server_epochs, server_batch_size, server_lr, reduction
-        The head's SGD on the server; the loss of a batch is a sum (FedRE's code) or a mean.
+        The head's SGD on the server; the loss of a batch is a sum (FedRE's code), a mean, or
+        "stable", see `strategies.fedre`.
     mask_absent : bool
         Leave the logits of classes that no upload of the round contains out of the server loss.
     """
@@ -62,7 +63,7 @@ class Config:
     server_epochs: int = option(1, minimum=1)
     server_batch_size: int = option(32, minimum=1)
     server_lr: float = option(0.01, above=0)
-    reduction: str = option("sum", "mean")
+    reduction: str = option("sum", "mean", "stable")
     mask_absent: bool = option(False)
 
 
@@ -119,20 +120,8 @@ class Server(HeadServer):
         self, context: ServerContext, state: HeadState, updates: Iterable[ClientUpdate]
     ) -> dict[str, float]:
         inputs, labels = join_uplinks(update.uplink for update in updates)
-        config, targets = context.config, F.one_hot(labels, context.dims["C"]).float()
-        state.head_weight, state.head_bias, loss = train_head(
-            state.head_weight,
-            state.head_bias,
-            inputs,
-            targets,
-            lr=config.server_lr,
-            epochs=config.server_epochs,
-            batch_size=config.server_batch_size,
-            generator=context.generator("server-batches"),
-            reduction=config.reduction,
-            classes=labels.unique() if config.mask_absent else None,
-        )
-        return {"server_loss": loss}
+        targets = F.one_hot(labels, context.dims["C"]).float()
+        return self.train_as_configured(context, state, inputs, targets)
 
 
 METHOD = register(

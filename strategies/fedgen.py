@@ -26,6 +26,7 @@ decay = 1, distillation = false, server-steps = 100, server-lr = 0.1.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterable
 from typing import Any
@@ -44,7 +45,7 @@ from strategies.base.method import Training, register
 from strategies.base.options import option
 from strategies.base.payload import PayloadError, array
 from strategies.base.rng import SERVER, derive_seed, isolated_torch_rng
-from strategies.base.server import ServerContext, ServerHalf
+from strategies.base.server import LOSS_AFTER, LOSS_BEFORE, ServerContext, ServerHalf
 from strategies.common.head import HeadClient, HeadPayload, head_arrays, initial_linear
 from strategies.common.training import train_epochs
 
@@ -107,6 +108,9 @@ class Downlink(HeadPayload):
         "m", dtype="int64", counted=False, minimum=0, below="C", unique=True
     )
 
+
+LOSS_BATCH = 256
+"""Generated examples on which the server's loss before and after training is measured."""
 
 Teachers = tuple[Tensor, Tensor, Tensor]
 """Heads that judge generated representations: W (K, C, d), b (K, C), and weights v (K, C)."""
@@ -189,6 +193,21 @@ def train_generator(
         "server_loss_teacher": teacher,
         "server_loss_diversity": spread,
     }
+
+
+@torch.no_grad()
+def generator_loss(
+    generator: Generator, teachers: Teachers, counts: Tensor, config: Config, rng: torch.Generator
+) -> float:
+    """Return the loss of one large batch drawn from `rng`; the generator stays as it is.
+
+    As in a step, BatchNorm uses the batch's statistics. Arguments as in `train_generator`.
+    """
+    judged = copy.deepcopy(generator).train()
+    labels = torch.multinomial(counts.double(), LOSS_BATCH, True, generator=rng)
+    noise, z = judged.draw(labels, rng)
+    terms = teacher_loss(z, labels, teachers) + config.diversity * diversity_loss(noise, z)
+    return terms.item()
 
 
 def generator_terms(
@@ -312,8 +331,11 @@ class Server(ServerHalf[ServerState, Downlink]):
             # A mean of the logits of linear heads is the logits of their mean.
             teachers = (weight[None], bias[None], torch.ones(1, context.dims["C"]))
         pooled = counts.sum(dim=0)
-        rng = context.generator("generator")
-        losses = train_generator(state.generator, teachers, pooled, context.config, rng)
+        trained = state.generator, teachers, pooled, context.config
+        before = generator_loss(*trained, context.generator("generator-loss"))
+        losses = train_generator(*trained, context.generator("generator"))
+        losses[LOSS_BEFORE] = before
+        losses[LOSS_AFTER] = generator_loss(*trained, context.generator("generator-loss"))
         state.head_weight, state.head_bias = weight, bias
         state.learned = state.learned | (pooled > 0)
         return losses

@@ -41,12 +41,13 @@ from strategies.base.messages import ClientUpdate
 from strategies.base.method import Training, register
 from strategies.base.options import AUTO, option
 from strategies.base.payload import array
-from strategies.base.server import ServerContext
+from strategies.base.server import LOSS_AFTER, LOSS_BEFORE, ServerContext
 from strategies.common.head import (
     HeadClient,
     HeadPayload,
     HeadServer,
     HeadState,
+    head_loss,
     train_head,
 )
 from strategies.common.losses import cross_entropy_of
@@ -107,7 +108,7 @@ def fit_head(
     config: Config,
     *,
     generator: torch.Generator,
-) -> tuple[Tensor, Tensor, float]:
+) -> tuple[Tensor, Tensor, dict[str, float]]:
     """Train the head on all prototypes received.
 
     Parameters
@@ -124,12 +125,14 @@ def fit_head(
     Returns
     -------
     tuple
-        New weight, new bias, and the mean loss per prototype during the last epoch.
+        New weight, new bias, and mean losses per prototype: "server_loss" during the last epoch,
+        and those before and after training.
     """
     received = [(uplink.prototypes, uplink.class_ids) for uplink in uplinks]
     inputs = torch.from_numpy(np.concatenate([p for p, _ in received]))
     labels = torch.from_numpy(np.concatenate([c for _, c in received]))
     targets = F.one_hot(labels, len(bias)).float()
+    before = head_loss(weight, bias, inputs, targets)
 
     def train(rows: slice, epochs: int) -> float:
         nonlocal weight, bias
@@ -151,7 +154,8 @@ def fit_head(
     else:
         for _ in range(config.server_epochs):
             loss = sum(train(slice(i, i + 1), 1) for i in range(len(inputs))) / len(inputs)
-    return weight, bias, loss
+    after = head_loss(weight, bias, inputs, targets)
+    return weight, bias, {"server_loss": loss, LOSS_BEFORE: before, LOSS_AFTER: after}
 
 
 class Client(HeadClient[ClientState, Downlink, Uplink]):
@@ -180,14 +184,14 @@ class Server(HeadServer):
         config = context.config
         if config.server_batch_size == AUTO:
             config = dataclasses.replace(config, server_batch_size=context.run.batch_size)
-        state.head_weight, state.head_bias, loss = fit_head(
+        state.head_weight, state.head_bias, losses = fit_head(
             state.head_weight,
             state.head_bias,
             (update.uplink for update in updates),
             config,
             generator=context.generator("server-batches"),
         )
-        return {"server_loss": loss}
+        return losses
 
 
 METHOD = register(

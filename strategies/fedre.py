@@ -35,7 +35,7 @@ from strategies.base.method import Training, register
 from strategies.base.options import option
 from strategies.base.payload import PayloadError, array
 from strategies.base.server import ServerContext
-from strategies.common.head import HeadClient, HeadPayload, HeadServer, HeadState, train_head
+from strategies.common.head import HeadClient, HeadPayload, HeadServer, HeadState
 from strategies.common.losses import cross_entropy_of
 from strategies.common.training import collect_representations, train_epochs
 
@@ -57,8 +57,12 @@ class Config:
         From draws to weights: divide by their sum, or softmax of the signed draws.
     resample : bool
         Draw new weights every round; false draws them once per client and keeps them.
-    server_epochs, server_batch_size, server_lr, reduction
-        The head's SGD on the server; the loss of a batch is a sum (released code) or a mean.
+    server_epochs, server_batch_size, server_lr
+        The head's SGD on the server.
+    reduction : str
+        Of a batch's loss: a "sum" (released code), whose steps grow with the number of uploads and
+        with the representations until they raise the loss; a "mean"; or "stable", the sum with a
+        rate of at most 1 / L, which never raises it (`strategies.common.head.stable_rate`).
     mask_absent : bool
         Leave the logits of classes that no upload of the round contains out of the server loss.
     """
@@ -71,7 +75,7 @@ class Config:
     server_epochs: int = option(1, minimum=1)
     server_batch_size: int = option(32, minimum=1)
     server_lr: float = option(0.01, above=0)
-    reduction: str = option("sum", "mean")
+    reduction: str = option("sum", "mean", "stable")
     mask_absent: bool = option(False)
 
 
@@ -246,20 +250,7 @@ class Server(HeadServer):
         uplinks = [update.uplink for update in updates]
         inputs = torch.from_numpy(np.stack([u.entangled_rep for u in uplinks]))
         targets = torch.from_numpy(np.stack([u.entangled_label for u in uplinks]))
-        config = context.config
-        state.head_weight, state.head_bias, loss = train_head(
-            state.head_weight,
-            state.head_bias,
-            inputs,
-            targets,
-            lr=config.server_lr,
-            epochs=config.server_epochs,
-            batch_size=config.server_batch_size,
-            generator=context.generator("server-batches"),
-            reduction=config.reduction,
-            classes=targets.sum(dim=0).nonzero().flatten() if config.mask_absent else None,
-        )
-        return {"server_loss": loss}
+        return self.train_as_configured(context, state, inputs, targets)
 
 
 METHOD = register(

@@ -43,7 +43,7 @@ from strategies.base.method import register
 from strategies.base.options import AUTO, option
 from strategies.base.payload import array
 from strategies.base.rng import SERVER, derive_seed, isolated_torch_rng
-from strategies.base.server import ServerContext, ServerHalf
+from strategies.base.server import LOSS_AFTER, LOSS_BEFORE, ServerContext, ServerHalf
 from strategies.common.prototypes import (
     class_means,
     distances,
@@ -69,7 +69,8 @@ class Config:
     server_epochs : int
         S, passes over the round's prototypes.
     server_lr : float or "auto"
-        Of the server's SGD; "auto" is the learning rate of the clients.
+        Of the server's SGD; "auto" is the learning rate of the clients, which HtFLlib's own 0.01
+        is there, too.
     server_batch_size : int or "auto"
         Prototypes in a step; "auto" is the batch size of the clients.
     """
@@ -77,7 +78,7 @@ class Config:
     prototype_weight: float = option(10.0, minimum=0)
     margin_limit: float = option(100.0, minimum=0)
     server_epochs: int = option(100, minimum=1)
-    server_lr: float | str = option(AUTO, kind=float, above=0)
+    server_lr: float | str = option(0.01, kind=float, above=0)
     server_batch_size: int | str = option(AUTO, kind=int, minimum=1)
 
 
@@ -269,9 +270,16 @@ class Server(ServerHalf[ServerState, Downlink]):
         labels = torch.from_numpy(np.concatenate([u.class_ids for u in uplinks]))
         _, means, _ = class_means(received, labels)
         margin = adaptive_margin(torch.from_numpy(means), context.config.margin_limit)
+        before = self._loss(state, received, labels, margin)
         loss = self._train(context, state, received, labels, margin)
+        after = self._loss(state, received, labels, margin)
         state.received[labels] = True
-        return {"server_loss": loss, "server_margin": margin}
+        losses = {"server_loss": loss, LOSS_BEFORE: before, LOSS_AFTER: after}
+        return {**losses, "server_margin": margin}
+
+    @torch.no_grad()
+    def _loss(self, state: ServerState, received: Tensor, labels: Tensor, margin: float) -> float:
+        return margin_loss(received, labels, state.generator(), margin).item()
 
     def _train(
         self,

@@ -24,6 +24,7 @@ from server_app.rounds.notes import RoundNotes
 from server_app.rounds.participants import choose_participants
 from server_app.rounds.roster import Roster
 from server_app.rounds.send_order import SendOrder, short_thread_turns
+from server_app.rounds.server_steps import ServerStepWatch
 from server_app.rounds.transport import Transport, is_simulation
 from strategies.base.files import NotWrittenError
 from strategies.base.messages import Control
@@ -83,7 +84,10 @@ class RoundLoop:
         self.roster = Roster(server, self.transport, self.messages, directory.refuse)
         self.send_order = SendOrder()
         self.notes = RoundNotes(
-            server, self.recorder, DivergenceWatch(directory.path / "metrics.csv")
+            server,
+            self.recorder,
+            DivergenceWatch(directory.path / "metrics.csv"),
+            ServerStepWatch(directory.path / "metrics.csv", run.method),
         )
         self.session = secrets.token_hex(8)
         self.resumed_at = 0
@@ -131,8 +135,7 @@ class RoundLoop:
         if self.directory.resumed:
             say(f"resuming after round {done}")
         self.resumed_at = self.server.server_round = done
-        self.notes.divergence.begin()
-        self.notes.who_is_not_trained()
+        self.notes.begin()
         return done
 
     def report(self) -> None:

@@ -8,6 +8,7 @@ from server_app.records.recorder import Recorder
 from server_app.records.round_result import Failure, RoundResult
 from server_app.rounds.divergence import DivergenceWatch, warning
 from server_app.rounds.method_server import MethodServer
+from server_app.rounds.server_steps import ServerStepWatch
 
 
 class RoundNotes:
@@ -19,17 +20,28 @@ class RoundNotes:
         Knows the clients.
     recorder : Recorder
         Knows the scores so far, and writes failures.
-    divergence : DivergenceWatch
+    divergence, steps : DivergenceWatch, ServerStepWatch
         Of this run.
     """
 
     def __init__(
-        self, server: MethodServer, recorder: Recorder, divergence: DivergenceWatch
+        self,
+        server: MethodServer,
+        recorder: Recorder,
+        divergence: DivergenceWatch,
+        steps: ServerStepWatch,
     ) -> None:
         self.server = server
         self.recorder = recorder
         self.divergence = divergence
+        self.steps = steps
         self.durations: list[float] = []
+
+    def begin(self) -> None:
+        """Take up what a resumed run has seen, and say who has nothing to train on."""
+        self.divergence.begin()
+        self.steps.begin()
+        self.who_is_not_trained()
 
     def who_is_not_trained(self) -> None:
         """Say which clients have nothing to train on."""
@@ -61,12 +73,14 @@ class RoundNotes:
                 outcome.failures.append(Failure(client_id, "state", reason))
 
     def diverged(self, outcome: RoundResult) -> None:
-        """Say whose training diverged; the run goes on, it may be one client of many."""
+        """Say whose training diverged or raises its loss; the run goes on."""
         classes = min(info.num_classes for info in self.server.clients.values())
         found = self.divergence.look(outcome, classes)
         if found:
             say(warning(outcome.server_round, found))
             outcome.failures += found
+        if (said := self.steps.look(outcome)) is not None:
+            say(said)
 
     def say_round(self, outcome: RoundResult) -> None:
         """Print the line of a round: scores, traffic, and the time that is left."""

@@ -19,6 +19,10 @@ from strategies.base.run_config import RunConfig, payload_sizes
 S = TypeVar("S")
 D = TypeVar("D")
 
+LOSS_BEFORE, LOSS_AFTER = "server_loss_before", "server_loss_after"
+"""What a method whose server takes gradient steps calls its loss on all that it trains on, before
+the round's first step and after the last: `aggregate` returns them beside its other metrics."""
+
 
 class RegistrationError(RuntimeError):
     """The clients that answered the registration do not fit the method."""

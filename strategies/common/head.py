@@ -19,7 +19,7 @@ from models import SplitModel
 from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.messages import ClientInfo
 from strategies.base.payload import array
-from strategies.base.server import ServerContext, ServerHalf
+from strategies.base.server import LOSS_AFTER, LOSS_BEFORE, ServerContext, ServerHalf
 from strategies.common.optimizers import keep_compiler_out, take_step
 
 
@@ -65,6 +65,32 @@ class HeadClient(ClientHalf[S, H, U]):
 class HeadServer(ServerHalf[HeadState, HeadPayload]):
     """A server half that broadcasts one head to all clients; `aggregate` is the method's."""
 
+    def train_as_configured(
+        self, context: ServerContext, state: HeadState, inputs: Tensor, targets: Tensor
+    ) -> dict[str, float]:
+        """Train the head on what arrived, inputs (N, d) and soft labels (N, C); return its losses.
+
+        For methods with the options `server_lr`, `server_epochs`, `server_batch_size`, `reduction`
+        and `mask_absent`.
+        """
+        config = context.config
+        classes = targets.sum(dim=0).nonzero().flatten() if config.mask_absent else None
+        before = head_loss(state.head_weight, state.head_bias, inputs, targets, classes)
+        state.head_weight, state.head_bias, loss = train_head(
+            state.head_weight,
+            state.head_bias,
+            inputs,
+            targets,
+            lr=config.server_lr,
+            epochs=config.server_epochs,
+            batch_size=config.server_batch_size,
+            generator=context.generator("server-batches"),
+            reduction=config.reduction,
+            classes=classes,
+        )
+        after = head_loss(state.head_weight, state.head_bias, inputs, targets, classes)
+        return {"server_loss": loss, LOSS_BEFORE: before, LOSS_AFTER: after}
+
     def initial_state(self, context: ServerContext) -> HeadState:
         """Draw the first head from the run's seed."""
         dims = context.dims
@@ -98,6 +124,35 @@ def head_arrays(head: nn.Linear) -> tuple[NDArray[np.float32], NDArray[np.float3
     return weight.numpy().copy(), bias.numpy().copy()
 
 
+@torch.no_grad()
+def head_loss(
+    weight: Tensor, bias: Tensor, inputs: Tensor, targets: Tensor, classes: Tensor | None = None
+) -> float:
+    """Return a head's mean cross entropy per example; arguments as in `train_head`."""
+    return _summed_loss(weight, bias, inputs, targets, classes).item() / len(inputs)
+
+
+def _summed_loss(
+    weight: Tensor, bias: Tensor, inputs: Tensor, targets: Tensor, classes: Tensor | None
+) -> Tensor:
+    logits = F.linear(inputs, weight, bias)
+    if classes is not None:
+        logits, targets = logits[:, classes], targets[:, classes]
+    return F.cross_entropy(logits, targets, reduction="sum")
+
+
+def stable_rate(inputs: Tensor, lr: float) -> float:
+    """Return the rate that no step on the summed loss of inputs (B, d) raises it at, at most `lr`.
+
+    It is 1 / L, where L = lambda_max(X X^T) / 2 with X = [inputs, 1] bounds the eigenvalues of the
+    loss's Hessian in (W, b): those of the softmax's, diag(p) - p p^T, are at most 1/2 (Boehning,
+    1992). With it a step of gradient descent lowers the loss, whatever the labels.
+    """
+    gram = inputs.double() @ inputs.double().T + 1.0
+    curvature = float(torch.linalg.eigvalsh(gram)[-1]) / 2
+    return min(lr, 1 / curvature)
+
+
 def train_head(
     weight: Tensor,
     bias: Tensor,
@@ -126,7 +181,8 @@ def train_head(
     generator : torch.Generator
         Shuffles the batches.
     reduction : str
-        "sum" or "mean" of the loss over a batch. With "sum" the step grows with the batch.
+        "sum" or "mean" of the loss over a batch. With "sum" the step grows with the batch, and
+        with the inputs; "stable" is the sum with a rate that they bound, see `stable_rate`.
     classes : Tensor, optional
         Ids of the only classes whose logits take part; the rest of the head stays as it is.
 
@@ -141,22 +197,15 @@ def train_head(
     keep_compiler_out()
     optimizer = torch.optim.SGD([weight, bias], lr=lr)
 
-    def loss_of(rows: Tensor | slice) -> Tensor:
-        logits, wanted = F.linear(inputs[rows], weight, bias), targets[rows]
-        if classes is not None:
-            logits, wanted = logits[:, classes], wanted[:, classes]
-        return F.cross_entropy(logits, wanted, reduction="sum")
-
-    mean_loss = 0.0
-    if not epochs:
-        with torch.no_grad():
-            mean_loss = loss_of(slice(None)).item() / len(inputs)
+    mean_loss = 0.0 if epochs else head_loss(weight, bias, inputs, targets, classes)
     for _ in range(epochs):
         total = 0.0
         for rows in torch.randperm(len(inputs), generator=generator).split(batch_size):
-            loss = loss_of(rows)
+            loss = _summed_loss(weight, bias, inputs[rows], targets[rows], classes)
+            if reduction == "stable":
+                optimizer.param_groups[0]["lr"] = stable_rate(inputs[rows], lr)
             optimizer.zero_grad()
-            (loss if reduction == "sum" else loss / len(rows)).backward()
+            (loss / len(rows) if reduction == "mean" else loss).backward()
             take_step(optimizer)
             total += loss.item()
         mean_loss = total / len(inputs)

@@ -10,6 +10,7 @@ import pytest
 
 from server_app.records.round_result import RoundResult
 from server_app.rounds.divergence import DivergenceWatch
+from server_app.rounds.server_steps import ServerStepWatch
 from strategies.base.kept import loss_growth
 from tests.support import Outcome, run_federation
 
@@ -121,3 +122,32 @@ def test_a_run_without_divergence_says_nothing(tmp_path: Path) -> None:
     run = run_federation(tmp_path, 2, method="fedtgp", **SETTINGS)
     assert run.rows("failures") == []
     assert run.metrics(metric="loss_growth") == []
+
+
+def test_a_server_whose_steps_raise_its_loss_is_named_once(tmp_path: Path) -> None:
+    """In three rounds of five; rounds in which it did not train do not count, nor is it said again
+    by a resumed run, which reads what was from the records."""
+
+    def said(watch: ServerStepWatch, number: int, before: float, after: float) -> str | None:
+        losses = {"server_loss_before": before, "server_loss_after": after}
+        return watch.look(RoundResult(number, [0], server_metrics=losses))
+
+    path = tmp_path / "metrics.csv"
+    path.write_text("round,client,phase,metric,value,examples\n")
+    rows = [(1.0, 0.9), (0.83, 1.22), (1.0, 1.1), (1.0, 1.0), (1.0, 0.5), (0.8, 1.5), (1.0, 2.0)]
+    watch = ServerStepWatch(path, "fedre")
+    watch.begin()
+    assert watch.look(RoundResult(1, [0])) is None
+    told = [said(watch, number, *pair) for number, pair in enumerate(rows, start=1)]
+    assert [text is None for text in told] == [True] * 5 + [False, True]
+    assert "round 6: fedre: the server's training raised its own loss in 3 of its last 5" in told[5]
+    assert "lower fedre.server-lr" in told[5]
+    for finished in (5, 6):
+        with path.open("w") as file:
+            file.write("round,client,phase,metric,value,examples\n")
+            for number, (before, after) in enumerate(rows[:finished], start=1):
+                file.write(f"{number},server,aggregate,server_loss_after,{after},1\n")
+                file.write(f"{number},server,aggregate,server_loss_before,{before},1\n")
+        resumed = ServerStepWatch(path, "fedre")
+        resumed.begin()
+        assert (said(resumed, finished + 1, *rows[finished]) is None) == (finished == 6)

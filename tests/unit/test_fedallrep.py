@@ -52,7 +52,8 @@ def test_one_step_by_hand(reduction: str, scale: float) -> None:
     expected = scale * 0.1 * 0.5 * torch.tensor([[1.0 - 4.0, 2.0], [4.0 - 1.0, -2.0]])
     torch.testing.assert_close(server.state.head_weight, expected)
     torch.testing.assert_close(server.state.head_bias, torch.zeros(2))
-    assert metrics == {"server_loss": pytest.approx(np.log(2))}
+    assert metrics["server_loss"] == metrics["server_loss_before"] == pytest.approx(np.log(2))
+    assert metrics["server_loss_after"] < metrics["server_loss_before"]
 
 
 @pytest.mark.parametrize("mask", [False, True])

@@ -163,7 +163,9 @@ def test_server_round(teacher: str) -> None:
     metrics = server.aggregate_in(1, iter(sent))
     expected = (sent[0].uplink.head_weight + 3 * sent[1].uplink.head_weight) / 4
     np.testing.assert_allclose(server.state.head_weight, expected, rtol=1e-5)
-    assert set(metrics) == {"server_loss", "server_loss_teacher", "server_loss_diversity"}
+    terms = {"server_loss", "server_loss_teacher", "server_loss_diversity"}
+    assert set(metrics) == {*terms, "server_loss_before", "server_loss_after"}
+    assert metrics["server_loss_after"] < metrics["server_loss_before"]
     assert not torch.equal(before, server.state.generator.output.weight)
 
 

@@ -21,7 +21,7 @@ def uplink(class_ids: list[int], prototypes: list[list[float]]) -> Uplink:
 
 def fit(
     classes: int, uplinks: list[Uplink], seed: int = 0, **options: object
-) -> tuple[Tensor, Tensor, float]:
+) -> tuple[Tensor, Tensor, dict[str, float]]:
     """Fit a head that starts at zero."""
     config = Config(**{"server_batch_size": 32, **options})  # type: ignore[arg-type]
     width = uplinks[0].prototypes.shape[1]
@@ -49,10 +49,11 @@ def sgd(
 
 def test_one_prototype_by_hand() -> None:
     """Both classes have probability 1/2, so rows move by +-lr p / 2."""
-    weight, bias, loss = fit(2, [uplink([0], [[1, 2]])], server_lr=0.1)
+    weight, bias, losses = fit(2, [uplink([0], [[1, 2]])], server_lr=0.1)
     torch.testing.assert_close(weight, torch.tensor([[0.05, 0.1], [-0.05, -0.1]]))
     torch.testing.assert_close(bias, torch.tensor([0.05, -0.05]))
-    assert loss == pytest.approx(np.log(2))
+    assert losses["server_loss"] == losses["server_loss_before"] == pytest.approx(np.log(2))
+    assert losses["server_loss_after"] < losses["server_loss_before"]
 
 
 def test_shuffled_batch_is_a_mean_over_all_clients() -> None:
@@ -94,10 +95,10 @@ def test_the_head_passed_in_is_not_changed() -> None:
 
 def test_many_epochs_fit_separable_prototypes() -> None:
     sent = [uplink([0, 1], [[5, 0], [0, 5]]), uplink([2, 1], [[-5, 0], [0, 4]])]
-    weight, bias, loss = fit(3, sent, server_lr=0.5, server_epochs=50)
+    weight, bias, losses = fit(3, sent, server_lr=0.5, server_epochs=50)
     scores = torch.tensor([[5.0, 0], [0, 5], [-5, 0]]) @ weight.T + bias
     assert scores.argmax(dim=1).tolist() == [0, 1, 2]
-    assert loss < 0.05
+    assert losses["server_loss"] < 0.05
 
 
 def test_published_traffic() -> None:

@@ -257,7 +257,11 @@ def test_the_head_takes_one_step_by_hand(reduction: str, share: float) -> None:
     assert torch.allclose(strategy.state.head_weight, -0.1 * share * gradient)
     bias = torch.tensor([-1.0, 0.5, 0.0, 0.5])
     assert torch.allclose(strategy.state.head_bias, -0.1 * share * bias)
-    assert metrics == {"server_loss": pytest.approx(np.log(4))}
+    assert metrics["server_loss"] == metrics["server_loss_before"] == pytest.approx(np.log(4))
+    logits = torch.tensor([[1.0, 0], [0, 2]]) @ strategy.state.head_weight.T
+    labels = torch.from_numpy(np.stack([u.uplink.entangled_label for u in UPDATES]))
+    after = torch.nn.functional.cross_entropy(logits + strategy.state.head_bias, labels)
+    assert metrics["server_loss_after"] == pytest.approx(after.item())
 
 
 def test_absent_classes_can_be_left_out() -> None:

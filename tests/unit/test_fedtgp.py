@@ -118,6 +118,7 @@ def test_only_received_classes_are_sent() -> None:
     assert server.downlink_for(None, 1).prototypes.shape == (0, 4)
     metrics = server.aggregate_in(1, [update(0, [3]), update(1, [1, 3])])
     assert metrics["server_loss"] > 0
+    assert metrics["server_loss_after"] < metrics["server_loss_before"]
     assert 0 < metrics["server_margin"] < 100
     assert server.aggregate_in(2, [update(2, [1])])["server_margin"] == 100.0
     sent = server.downlink_for(None, 3)
@@ -144,9 +145,10 @@ def test_auto_settings_are_the_clients(monkeypatch: pytest.MonkeyPatch) -> None:
         return 0.0
 
     monkeypatch.setattr("strategies.fedtgp.train_generator", note)
-    for keys in ({}, {"lr": 0.5, "batch-size": 7}, {"fedtgp.server-lr": 0.2, "lr": 0.5}):
+    auto = {"fedtgp.server-lr": "auto", "lr": 0.5}
+    for keys in ({"lr": 0.5, "batch-size": 7}, auto, {"fedtgp.server-lr": 0.2, "lr": 0.5}):
         server_with(keys).aggregate_in(1, [update(0, [0])])
-    assert seen == [(0.01, 32), (0.5, 7), (0.2, 32)]
+    assert seen == [(0.01, 7), (0.5, 32), (0.2, 32)]  # HtFLlib's rate by default
 
 
 def test_loss_terms_accuracies_and_traffic(tmp_path: Path) -> None:

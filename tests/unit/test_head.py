@@ -10,7 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from strategies.common.head import head_arrays, initial_linear, load_head, train_head
+from strategies.common.head import (
+    head_arrays,
+    head_loss,
+    initial_linear,
+    load_head,
+    stable_rate,
+    train_head,
+)
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -31,6 +38,30 @@ def test_one_step_by_hand(reduction: str, share: float) -> None:
     assert torch.allclose(weight, expected)
     assert torch.allclose(bias, -0.1 * share * torch.tensor([-0.25, 0.25]))
     assert loss == pytest.approx(math.log(2))
+
+
+def test_the_stable_rate_by_hand() -> None:
+    """X = (3, 4, 1), so lambda_max(X X^T) = 26 and L = 13."""
+    assert stable_rate(torch.tensor([[3.0, 4.0]]), 1.0) == pytest.approx(1 / 13)
+    assert stable_rate(torch.tensor([[3.0, 4.0]]), 0.01) == 0.01
+    # Two equal rows count twice.
+    assert stable_rate(torch.tensor([[3.0, 4.0]] * 2), 1.0) == pytest.approx(1 / 26)
+
+
+def test_a_stable_step_lowers_the_loss_where_a_summed_one_raises_it() -> None:
+    """Large representations of much the same direction, as a client's are after some rounds."""
+    draw = generator(5)
+    weight, bias = initial_linear(4, 8, draw)
+    x = 20 * (1 + 0.3 * torch.randn(10, 8, generator=draw))
+    y = torch.softmax(3 * torch.randn(10, 4, generator=draw), dim=1)
+    before, after = head_loss(weight, bias, x, y), {}
+    for reduction in ("sum", "stable"):
+        got = train_head(
+            weight, bias, x, y,
+            lr=0.01, epochs=1, batch_size=32, generator=generator(), reduction=reduction,
+        )  # fmt: skip
+        after[reduction] = head_loss(*got[:2], x, y)
+    assert after["stable"] < before < after["sum"]
 
 
 def test_arguments_are_not_changed_and_results_are_not_aliased() -> None:
