@@ -27,7 +27,7 @@ from models import (
     tokeniser_fingerprint,
 )
 from models.build import proven
-from strategies.base.client import ClientContext
+from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.messages import (
     CLIENT_INFO,
     CONTROL,
@@ -206,9 +206,7 @@ class Session:
         number = self.context.server_round + (1 if of_this_round else 0)
         path = self.store.newest_before(number)
         if path is None:
-            local = self.context
-            with isolated_torch_rng(derive_seed(local.run.seed, local.client_id, 0, "init")):
-                return self.half.build(local), 0
+            return initial_state(self.half, self.context), 0
         with torch.device("meta"), proven():
             skeleton = self.half.build(self.context)
         restored = self.store.load(path, skeleton)
@@ -255,6 +253,15 @@ class Session:
             rounds_trained=self.rounds_trained,
         ).to_record()
         return Message(records, reply_to=message)
+
+
+def initial_state(half: ClientHalf[Any, Any, Any], local: ClientContext) -> Any:
+    """Build a client's first state, from a stream of its own or that of its architecture."""
+    owner: int | str = local.client_id
+    if local.run.initial_weights == "shared":
+        owner = f"model {local.model_name}"
+    with isolated_torch_rng(derive_seed(local.run.seed, owner, 0, "init")):
+        return half.build(local)
 
 
 def _worker_name() -> str:

@@ -80,6 +80,9 @@ class RunConfig:
         Folder of your own models and methods, see models/README.md; a device names its own.
     feature_dim
         d, the width to which every architecture's features are brought.
+    initial_weights
+        "own": every client's first weights are drawn for it alone; "shared": clients of one
+        architecture start from equal ones, as in HtFLlib.
     lora_rank
         Rank of the adapters on pretrained `hf-` models; 0 trains all of their weights.
     tasks
@@ -166,6 +169,7 @@ class RunConfig:
     )
     code_dir: str = option("", hint="an absolute path, or one that starts with ~, of your own code")
     feature_dim: int = option(512, minimum=1)
+    initial_weights: str = option("own", "shared")
     lora_rank: int = option(16, minimum=0)
     tasks: str = option("", hint="a text: a group of tasks, or a comma list to cycle over")
     public_dataset: str = option("scenes", *DATASETS)

@@ -49,6 +49,7 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "models": ([1, ["cnn5"]], "a text"),
     "code-dir": (["nets", "./nets", 1], "an absolute path"),
     "feature-dim": ([0, 512.0, "512", True], "an integer of at least 1"),
+    "initial-weights": (["same", True], "one of own, shared"),
     "lora-rank": ([-1, 16.0, True], "an integer of at least 0"),
     "tasks": ([1, None, "singing", "text@nowhere", "classification[3]"], "a group of tasks"),
     "public-dataset": (["mnist", 1], "one of scenes, digits"),
