@@ -68,7 +68,7 @@ class Config:
 class Uplink:
     """The upper triangle, row by row, of K_k; empty after training."""
 
-    kernel: NDArray[np.float32] = array("k")
+    kernel: NDArray[np.float32] = array("k", degree=2)
 
 
 @dataclasses.dataclass
@@ -76,7 +76,7 @@ class Downlink:
     """The alignment set, and the upper triangle of the mean K; empty where it is yet to come."""
 
     indices: NDArray[np.int32] = array("l", dtype="int32", counted=False, minimum=0, below="P")
-    kernel: NDArray[np.float32] = array("k")
+    kernel: NDArray[np.float32] = array("k", degree=2)
 
 
 @dataclasses.dataclass

@@ -62,7 +62,7 @@ class Config(LayerwiseConfig):
 class Uplink(WeightsPayload):
     """The weights w_k, buffers, and `effort`, a_k, of shape (1,)."""
 
-    effort: NDArray[Any] = array(1, minimum=1)
+    effort: NDArray[Any] = array(1, minimum=1, degree=0)
 
 
 Downlink = WeightsPayload

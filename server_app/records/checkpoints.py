@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from server_app.records.soundness import is_good
 from strategies.base.round_files import round_file, rounds_in, set_aside
 from strategies.base.state import (
     DamagedStateError,
@@ -31,17 +33,24 @@ class Checkpoints:
         self.keep = keep
         self._damaged: set[int] = set()
 
-    def save(self, server_round: int, state: Any) -> None:
-        """Write a round's state atomically, then delete what is too old."""
+    def save(self, server_round: int, state: Any, unsound: Iterable[int] = ()) -> None:
+        """Write a round's state atomically, then delete what is too old.
+
+        Where rounds were unsound (`soundness`), the newest state before them stays, too.
+        """
         self._damaged.discard(server_round)
         save_state(self._file(server_round), state, {"round": server_round}, durable=True)
-        for number in self.rounds()[: -self.keep]:
-            self._file(number).unlink(missing_ok=True)
+        rounds, bad = self.rounds(), set(unsound)
+        good = max((n for n in rounds if is_good(n, bad)), default=None) if bad else None
+        for number in rounds[: -self.keep]:
+            if number != good:
+                self._file(number).unlink(missing_ok=True)
 
-    def load_newest(self, skeleton: Any) -> int:
-        """Fill `skeleton` from the newest undamaged file and return its round; 0 if there is none.
+    def load_newest(self, skeleton: Any, unsound: Iterable[int] = ()) -> int:
+        """Fill `skeleton` from the newest usable file and return its round; 0 if there is none.
 
-        Damaged files are passed over from then on, and stay where they are until
+        Usable is an undamaged one, and of these rather one before `unsound` rounds (`soundness`)
+        than a newer one. Damaged files are passed over from then on, and stay where they are until
         `set_aside_damaged`: the run may still be refused for another reason.
 
         Raises
@@ -49,8 +58,8 @@ class Checkpoints:
         StateError
             If there are files and all of them are damaged.
         """
-        rounds = self.rounds()
-        for number in reversed(rounds):
+        bad = set(unsound)
+        for number in sorted(self.rounds(), key=lambda n: (is_good(n, bad), n), reverse=True):
             path = self._file(number)
             try:
                 read_about(path)
@@ -69,6 +78,16 @@ class Checkpoints:
                 f"({', '.join(damaged)}); start a new run"
             )
         return 0
+
+    def load(self, server_round: int, skeleton: Any) -> None:
+        """Fill `skeleton` from a round's file; raises `StateError` if it is damaged."""
+        load_state(self._file(server_round), skeleton)
+
+    def drop_after(self, server_round: int) -> None:
+        """Delete the files of later rounds, which a run that goes on from this one makes anew."""
+        for number in self.rounds():
+            if number > server_round:
+                self._file(number).unlink(missing_ok=True)
 
     def set_aside_damaged(self) -> None:
         """Rename the files that `load_newest` passed over, so that they are not found again."""

@@ -111,7 +111,7 @@ class RunDirectory:
             except ConfigError:
                 lock.release()
                 raise
-            info["config"] = {**run.flat(), "run-name": name, "resume": ""}
+            info["config"] = {**run.flat(), "run-name": name, "resume": "", "resume-round": 0}
             info.pop("reason", None)  # of an earlier failure
             return cls(path, info, lock, resumed=True)
         try:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from server_app.records.csv_files import iterate_rows
 from server_app.records.round_result import Failure, RoundResult
+from server_app.records.soundness import DIVERGED_KIND
 from strategies.base.kept import GROWTH, loss_growth
 
-DIVERGED_KIND = "diverged"
 SERVER_LOSS = "server_loss"
 """What a method calls the loss of its server's own training."""
 

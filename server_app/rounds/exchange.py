@@ -8,11 +8,13 @@ from collections.abc import Generator, Iterator
 from flwr.app import Message
 
 from server_app.records.round_result import Failure, RoundResult, Traffic
+from server_app.records.soundness import DIVERGED_KIND
 from server_app.rounds.method_server import MethodServer
 from server_app.rounds.roster import Roster
 from server_app.rounds.send_order import SendOrder
 from server_app.rounds.send_queue import SendQueue
 from server_app.rounds.transport import Answer, Sent, Transport, window_of
+from strategies.base.bounds import unlike_others
 from strategies.base.messages import ClientUpdate, Control, count_bytes
 from strategies.base.payload import PayloadError
 from strategies.base.state import non_finite_entries
@@ -114,10 +116,12 @@ class Exchange:
             )
         broken = non_finite_entries(self.server.state)
         if broken:
-            raise RunError(
-                f"round {number}: the server's {', '.join(broken[:3])} became NaN or infinite; "
-                f"lower the learning rates ({self.server.method.name}.server-lr)"
+            reason = (
+                f"the server's {', '.join(broken[:3])} became NaN or infinite; lower the learning "
+                f"rates ({self.server.method.name}.server-lr)"
             )
+            self.result.failures.append(Failure(None, DIVERGED_KIND, reason))
+            raise RunError(f"round {number}: {reason}")
         for _ in updates:
             pass  # a method may stop reading early; the replies are still awaited
 
@@ -134,6 +138,8 @@ class Exchange:
             If there is no valid uplink at all.
         """
         valid = 0
+        if self._queue.window is None:
+            self._compare()
         for number, client_id in enumerate(self.result.participants):
             self._queue.aggregated = number
             self._keep_workers_busy()
@@ -150,6 +156,20 @@ class Exchange:
         while self._queue.left and self._receive("train", "evaluate"):
             pass
         self._all_read = True
+
+    def _compare(self) -> None:
+        """Wait for all participants, and refuse who sends what is far larger than the others do.
+
+        On devices, which work all at once: in a simulation replies are aggregated as they come,
+        and most are not asked for before others are done with.
+        """
+        while not self._answered >= {*self.result.participants} and self._receive("train"):
+            pass
+        sizes = {client: update.sizes for client, update in sorted(self._ready.items())}
+        for client_id, reason in unlike_others(sizes, self.server.run.max_update).items():
+            del self._ready[client_id]
+            self.result.rows = [row for row in self.result.rows if row[0] != client_id]
+            self._fail(client_id, "train", f"refused payload: {reason}")
 
     def _refuse_empty_round(self) -> None:
         reasons = "; ".join(f"client {f.client_id}: {f.reason}" for f in self.result.failures[:5])

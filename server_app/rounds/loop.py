@@ -16,6 +16,7 @@ from server_app.records.local_run import check_local_clients, check_local_run
 from server_app.records.recorder import Recorder
 from server_app.records.round_result import RoundResult
 from server_app.records.run_directory import FAILED, RunDirectory, early_end, write_atomically
+from server_app.records.soundness import unsound_rounds
 from server_app.rounds.divergence import DivergenceWatch
 from server_app.rounds.exchange import Exchange, RunError
 from server_app.rounds.message_factory import MessageFactory
@@ -122,7 +123,7 @@ class RoundLoop:
 
         What may refuse a resume has been asked when the first file is changed.
         """
-        done = self.checkpoints.load_newest(self.server.state) if self.directory.resumed else 0
+        done = self._load() if self.directory.resumed else 0
         if done > self.run.num_rounds:
             raise ConfigError(
                 f"num-rounds = {self.run.num_rounds}: expected at least {done}, the number of "
@@ -131,11 +132,31 @@ class RoundLoop:
         self.recorder.begin(done, self.directory.texts(self.server.clients))
         self.directory.begun = True
         self.checkpoints.set_aside_damaged()
+        self.checkpoints.drop_after(done)
         (self.directory.path / "summary.json").unlink(missing_ok=True)  # of an earlier end
         if self.directory.resumed:
             say(f"resuming after round {done}")
         self.resumed_at = self.server.server_round = done
         self.notes.begin()
+        return done
+
+    def _load(self) -> int:
+        """Load the checkpoint to resume from, and return its round; 0 if there is none."""
+        rounds, chosen = self.checkpoints.rounds(), self.run.resume_round
+        if chosen and chosen not in rounds:
+            there = ", ".join(map(str, rounds)) or "none"
+            raise ConfigError(
+                f"resume-round = {chosen}: expected a round that has a checkpoint ({there}), or 0"
+            )
+        if chosen:
+            self.checkpoints.load(chosen, self.server.state)
+            return chosen
+        done = self.checkpoints.load_newest(self.server.state, unsound_rounds(self.directory.path))
+        if 0 < done < max(self.checkpoints.rounds(), default=0):
+            say(
+                f"warning: training diverged after round {done}, so that is where the run goes on; "
+                f"resume-round = N takes another of the rounds {rounds}"
+            )
         return done
 
     def report(self) -> None:
@@ -169,7 +190,8 @@ class RoundLoop:
         self.notes.diverged(outcome)
         self.recorder.add(outcome)
         self.notes.left_out(number, self.roster.problems)
-        self.checkpoints.save(number, self.server.state)
+        unsound = unsound_rounds(self.directory.path)
+        self.checkpoints.save(number, self.server.state, unsound)
         self.notes.say_round(outcome)
         return outcome
 

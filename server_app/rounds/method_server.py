@@ -12,6 +12,7 @@ from flwr.app import Message, RecordDict
 from models import ModelError
 from server_app.rounds.message_factory import MessageFactory
 from server_app.rounds.unlike_clients import unlike_data, unlike_public_data, unlike_tokenisers
+from strategies.base.bounds import Sizes, refuse_large, sizes_of
 from strategies.base.messages import ClientInfo, ClientUpdate, Control
 from strategies.base.method import Method
 from strategies.base.payload import PayloadError
@@ -46,6 +47,7 @@ class MethodServer:
         self.server_round = 0
         self.exchange = 1
         self.remarks = self.half.check_run(run)
+        self._received: dict[int, Sizes] = {}
 
     @property
     def method(self) -> Method:
@@ -129,10 +131,14 @@ class MethodServer:
         tests = set(tests)
         context = self.context
         common = self.half.downlink(context, self.state, None) if clients else None
+        common_sizes = {} if common is None else sizes_of(common)
         for client_id in clients:
             downlink = common
             if downlink is None:
                 downlink = self.half.downlink(context, self.state, self.clients[client_id])
+            if kind == "train":
+                sizes = sizes_of(downlink) if common is None else common_sizes
+                self._received[client_id] = sizes
             told = dataclasses.replace(control, test=client_id in tests)
             yield factory.build(kind, client_id, told, downlink)
 
@@ -161,8 +167,11 @@ class MethodServer:
         for row in update.rows:
             if row.phase not in ("train", asked_phase or row.phase):
                 raise PayloadError(f"{row.phase}/{row.metric}: phase was not asked for")
-        if update.uplink is not None:
-            self.half.check_uplink(context, self.state, update)
+        if update.uplink is None:
+            return update
+        update = dataclasses.replace(update, sizes=sizes_of(update.uplink))
+        refuse_large(update.sizes, self._received.get(client_id, {}), self.run.max_update)
+        self.half.check_uplink(context, self.state, update)
         return update
 
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:

@@ -235,6 +235,8 @@ class ClientUpdate:
         Names the process that did the work, to count how many worked at once.
     rounds_trained : int
         In how many rounds the client's private state had been trained before this message.
+    sizes : Mapping of str to float
+        Root mean square of the uplink's fields, see `bounds`.
     """
 
     client_id: int
@@ -246,6 +248,7 @@ class ClientUpdate:
     scalars: int
     worker: str
     rounds_trained: int = 0
+    sizes: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 def count_bytes(content: RecordDict) -> int:

@@ -51,6 +51,7 @@ class ArrayRule:
     below: str | int | None = None
     unique: bool = False
     nonempty: bool = False
+    degree: int = 1
     mapping: bool = False
 
 
@@ -62,6 +63,7 @@ def array(
     below: str | int | None = None,
     unique: bool = False,
     nonempty: bool = False,
+    degree: int = 1,
 ) -> Any:
     """Declare a payload field that holds one NumPy array.
 
@@ -83,8 +85,12 @@ def array(
         Whether values must differ from each other (class ids).
     nonempty : bool
         Whether there must be a value.
+    degree : int
+        How floats grow with the weights or representations they are made of: 2 for products of two,
+        as in a kernel; 0 for counts and the like, which may differ by any factor. Their size is
+        held against what was received and what others send, see `bounds`.
     """
-    rule = ArrayRule(dims, dtype, counted, minimum, below, unique, nonempty)
+    rule = ArrayRule(dims, dtype, counted, minimum, below, unique, nonempty, degree)
     return dataclasses.field(metadata={"array": rule})
 
 

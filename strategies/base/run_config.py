@@ -26,6 +26,7 @@ MAY_CHANGE_ON_RESUME = frozenset(
     (
         *("num-rounds", "output-dir", "run-name", "resume", "keep-checkpoints", "min-clients"),
         *("wait-timeout", "round-timeout", "on-client-error", "device", "local-run", "code-dir"),
+        *("max-update", "resume-round"),
     )
 )
 """What `RunConfig.may_change_on_resume` allows at most."""
@@ -131,7 +132,11 @@ class RunConfig:
     run_name
         The run's folder in it.
     resume
-        The run goes on after its newest checkpoint.
+        The run goes on after its newest checkpoint; where training diverged after that, after the
+        newest one before.
+    resume_round
+        The run goes on after this round instead, and later ones are made anew; 0 is as `resume`
+        says.
     local_run
         A run of method `local`, to which Delta in the summary refers.
     keep_checkpoints
@@ -145,6 +150,9 @@ class RunConfig:
     on_client_error
         "skip" leaves a client that failed out of the round, and on devices one that is wrong at
         its registration out of the run; "stop" ends the run.
+    max_update
+        How many times as large an array that a client sends may be as what it received, and on
+        devices as the round's median, see `strategies.base.bounds`; 0 does not limit.
     """
 
     method: str = option("fedre", hint="the name of a method, or of a module with your own")
@@ -196,12 +204,14 @@ class RunConfig:
     output_dir: str = option("~/wildflower", hint="an absolute path, or one that starts with ~")
     run_name: str = option("", hint="a new name; empty: method, dataset and time")
     resume: str = option("", hint="the name of a run to go on with")
+    resume_round: int = option(0, minimum=0)
     local_run: str = option("", hint="the name of a completed run to compare with")
     keep_checkpoints: int = option(2, minimum=1)
     min_clients: int = option(2, minimum=1)
     wait_timeout: float = option(120.0, above=0)
     round_timeout: float = option(3600.0, above=0)
     on_client_error: str = option("skip", "stop")
+    max_update: float = option(1e30, minimum=0)
     method_config: Any = None
     declared: Method | None = dataclasses.field(default=None, compare=False, repr=False)
 
@@ -231,6 +241,10 @@ class RunConfig:
         if self.resume and self.run_name:
             raise ConfigError(
                 f"run-name = {self.run_name!r}: a resumed run keeps its name; give resume alone"
+            )
+        if self.resume_round and not self.resume:
+            raise ConfigError(
+                f"resume-round = {self.resume_round}: expected 0 without resume, the name of a run"
             )
         _ = self.lr_by_round  # refuses what does not fit together
 

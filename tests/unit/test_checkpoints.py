@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from server_app.records.checkpoints import Checkpoints
+from server_app.records.soundness import unsound_rounds
 from strategies.base.state import StateError
 
 
@@ -100,3 +101,56 @@ def test_other_files_are_not_looked_at(tmp_path: Path) -> None:
         (tmp_path / name).write_text("x")
     assert checkpoints.rounds() == [1]
     assert checkpoints.load_newest(State(torch.zeros(50))) == 1
+
+
+def test_a_state_that_spoilt_the_next_round_is_passed_over(tmp_path: Path) -> None:
+    checkpoints = filled(tmp_path, 3)
+    state = State(torch.zeros(50))
+    assert checkpoints.load_newest(state, unsound={4}) == 2
+    assert state.weight.tolist() == [2.0] * 50
+    assert checkpoints.load_newest(state, unsound={3}) == 1
+    assert checkpoints.load_newest(state, unsound={1, 2, 3, 4}) == 3  # none is better
+    truncate(tmp_path / "round-00002.safetensors")
+    assert checkpoints.load_newest(state, unsound={4}) == 1
+
+
+def test_the_newest_good_state_stays_while_rounds_are_unsound(tmp_path: Path) -> None:
+    checkpoints = filled(tmp_path, 2, keep=2)
+    for number in (3, 4, 5):
+        checkpoints.save(number, State(torch.ones(50)), unsound=range(3, number + 1))
+    assert checkpoints.rounds() == [1, 4, 5]
+    assert checkpoints.oldest() == 1
+    checkpoints.save(6, State(torch.ones(50)), unsound={3, 4, 5})
+    checkpoints.save(7, State(torch.ones(50)), unsound={3, 4, 5})
+    assert checkpoints.rounds() == [6, 7]
+
+
+def test_states_after_the_one_that_is_resumed_are_made_anew(tmp_path: Path) -> None:
+    checkpoints = filled(tmp_path, 3)
+    state = State(torch.zeros(50))
+    checkpoints.load(1, state)
+    assert state.weight.tolist() == [1.0] * 50
+    checkpoints.drop_after(1)
+    assert checkpoints.rounds() == [1]
+
+
+RECORDED = """round,client,kind,reason
+2,1,diverged,lr
+3,0,diverged,lr
+3,1,train,TrainingDivergedError: NaN
+4,0,train,no answer
+4,1,train,no answer
+5,,diverged,the server
+6,0,train,TrainingDivergedError: NaN
+6,1,train,TrainingDivergedError: NaN
+7,0,closing,TrainingDivergedError: NaN
+"""
+
+
+def test_unsound_is_a_round_that_diverged_for_most(tmp_path: Path) -> None:
+    """Round 6 ended the run, and so is not among the finished ones."""
+    (tmp_path / "failures.csv").write_text(RECORDED)
+    rounds = "".join(f"{number},3,False\n" for number in range(1, 6))
+    (tmp_path / "rounds.csv").write_text("round,participants,closing\n" + rounds)
+    assert unsound_rounds(tmp_path) == {3, 5, 6}
+    assert unsound_rounds(tmp_path / "none") == set()

@@ -76,12 +76,14 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "output-dir": (["runs", "./runs", ""], "an absolute path or one that starts with ~"),
     "run-name": (["a/b", "..", ".hidden", "a b", "x" * 101, "a\n"], "a name of letters"),
     "resume": (["a/b", "../x", "ä"], "a name of letters"),
+    "resume-round": ([-1, 1.0, True, "1"], "an integer of at least 0"),
     "local-run": (["a/b", "../x", "ä"], "a name of letters"),
     "keep-checkpoints": ([0, 2.0, True], "an integer of at least 1"),
     "min-clients": ([0, 2.0, True], "an integer of at least 1"),
     "wait-timeout": ([0, -1, "120", math.inf], "a number above 0"),
     "round-timeout": ([0, -1, None], "a number above 0"),
     "on-client-error": (["ignore", True], "one of skip, stop"),
+    "max-update": ([-1, "10", True, math.inf, math.nan], "a number of at least 0"),
 }
 
 
