@@ -27,6 +27,7 @@ from models import (
     tokeniser_fingerprint,
 )
 from models.build import proven
+from strategies.base.checked import LONGEST_TEXT
 from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.messages import (
     CLIENT_INFO,
@@ -49,7 +50,7 @@ from strategies.base.rng import derive_seed, isolated_torch_rng
 from strategies.base.round_files import prune_rounds
 from strategies.base.state import modules_of, move_state, non_finite_entries
 from strategies.common.flops import remembered
-from strategies.common.public import PublicInputs
+from strategies.common.public import PublicInputs, shown_in_public
 from strategies.common.training import TrainingDivergedError
 
 FLOPS = "flops.json"
@@ -98,9 +99,15 @@ def describe_client(context: ClientContext, method: Method) -> ClientInfo:
         task=str(context.task or data.task),
         metric=data.metric,
         public_hash=PublicInputs(context).fingerprint if method.public_data else "",
-        data_notes=data.notes,
+        data_notes=_notes(context, method),
         **reading,
     )
+
+
+def _notes(context: ClientContext, method: Method) -> str:
+    """Return what there is to know of the data: what files were read as, what is public of them."""
+    public = shown_in_public(context) if method.public_data else ""
+    return "; ".join(text for text in (public, context.data.notes) if text)[:LONGEST_TEXT]
 
 
 def _reading(model: str, shape: TextShape) -> dict[str, Any]:

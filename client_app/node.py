@@ -15,6 +15,7 @@ from flwr.app import Context
 from data import (
     TEXT_DATASETS,
     ClientData,
+    Shares,
     load_client_data,
     load_device_data,
     load_device_task_data,
@@ -76,6 +77,7 @@ def client_context(context: Context, server_round: int, exchange: int = 1) -> Cl
         exchange=exchange,
         task=task,
         public_dir=str(node.get("public-dir", run.data_dir)),
+        shares=_shares(run, node),
     )
 
 
@@ -191,6 +193,13 @@ def _task_data(
     partitions = _count(node, "num-partitions", None)
     everyone = [task if i == number else entries[i % len(entries)] for i in range(partitions)]
     return load_task_data(spec, everyone, number, partitions, tokenise)
+
+
+def _shares(run: RunConfig, node: Mapping[str, object]) -> Shares | None:
+    """Return how all clients share the run's data, whatever this node has instead."""
+    if "partition-id" not in node:
+        return None
+    return Shares(run.data_spec, parse_tasks(run.tasks), _count(node, "num-partitions", None))
 
 
 def _nothing_to_learn_from() -> ConfigError:

@@ -19,6 +19,7 @@ from data.client_data import ClientData, load_client_data, load_device_data
 from data.dataset import ImageDataset, load_dataset
 from data.partition import ClientIndices, partition_indices
 from data.public import PublicData, load_public
+from data.shares import Shares
 from data.spec import DATASETS, PARTITIONS, TEST_SPLITS, TEXT_DATASETS, DataError, DataSpec
 from data.split import Split, TaskSplit, normalise
 from data.task_data import Tokenise, load_device_task_data, load_task_data
@@ -46,6 +47,7 @@ __all__ = [
     "DataSpec",
     "ImageDataset",
     "PublicData",
+    "Shares",
     "Split",
     "TaskSpec",
     "TaskSplit",

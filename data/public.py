@@ -23,11 +23,14 @@ from data.image_dataset import ImageDataset
 from data.raw import write_array
 from data.scene_items import fashion_folder, load_items, scene_source
 from data.scenes import draw_scenes
+from data.shares import Shares
 from data.spec import DataError, DataSpec
 
 # Raise it when public items change, so that old entries are not read.
-_FORMAT = 1
+_FORMAT = 2
 _SEED = 5_000
+_ROWS = "rows.npy"
+_NONE = np.empty(0, dtype=np.int64)
 # Sets whose pictures have all sizes: read at the size wanted, identified at a common one.
 _OF_ANY_SIZE = ("imagefolder", "voc", "coco")
 _COMMON_SIZE = 64
@@ -48,19 +51,30 @@ class PublicData:
         16 hexadecimal digits over source pixels and captions; the same for all C and S.
     source : str
         What the pictures are, for messages: "scenes of fashion-mnist", "cifar10".
+    rows : NDArray[np.int64]
+        Rows of the data set `shown` that items show, ascending.
+    shown : str
+        What scenes are made of, else the public data set itself.
     """
 
     images: NDArray[np.uint8]
     captions: Sequence[str] | None
     fingerprint: str
     source: str
+    rows: NDArray[np.int64]
+    shown: str
 
     def __len__(self) -> int:
         return len(self.images)
 
 
 def load_public(
-    name: str, size: int, channels: int, image_size: int, data_dir: str = ""
+    name: str,
+    size: int,
+    channels: int,
+    image_size: int,
+    data_dir: str = "",
+    avoid: Shares | None = None,
 ) -> PublicData:
     """Open the public data, building its cache entry on the first use on this machine.
 
@@ -80,6 +94,9 @@ def load_public(
         Side in pixels, resized from the source; 0 for the source's own.
     data_dir : str (default: "")
         Where the data set's files lie; empty for the standard places.
+    avoid : Shares | None (default: None)
+        Clients whose test examples no item may show; where they have none of these pictures, the
+        items are those of None.
 
     Returns
     -------
@@ -89,7 +106,8 @@ def load_public(
     Raises
     ------
     DataError
-        If the data set is missing, has no images, or fewer training rows than `size`.
+        If the data set is missing, has no images, or fewer training rows than `size` that no
+        client of `avoid` tests on.
     """
     if size < 1 or channels not in (0, 1, 3):
         raise DataError(
@@ -99,38 +117,49 @@ def load_public(
     # Checks name and size too.
     spec = DataSpec(dataset=name, data_dir=data_dir, image_size=image_size)
     folder = str(Path(data_dir).expanduser().absolute()) if data_dir else ""
-    return _load(spec, size, channels, folder, str(cache_root()))
+    return _load(spec, size, channels, folder, str(cache_root()), avoid)
 
 
 @lru_cache(maxsize=8)
-def _load(spec: DataSpec, size: int, channels: int, folder: str, root: str) -> PublicData:
+def _load(
+    spec: DataSpec, size: int, channels: int, folder: str, root: str, avoid: Shares | None
+) -> PublicData:
     wanted = size, spec.image_size
+    shown = scene_source(Path(folder) if folder else None)
+    shown = shown if spec.dataset == "scenes" else spec.dataset
+    tested = _NONE if avoid is None else avoid.tested(shown, spec.data_dir)
     if spec.dataset == "scenes":
         place = Path(folder) if folder else None
-        source = f"scenes of {scene_source(place)}"
+        source = f"scenes of {shown}"
         key = f"{source}|{fashion_folder(place)}"
     else:
-        dataset, common, rows = _chosen(spec, size)
+        dataset, common, rows = _chosen(spec, size, tested)
         source, key = spec.dataset, f"{dataset.fingerprint}|{common.fingerprint}"
-    key = hashlib.sha256(f"{_FORMAT}|{key}|{wanted}|{channels == 1}".encode()).hexdigest()[:16]
+    key = f"{_FORMAT}|{key}|{wanted}|{channels == 1}|{hashlib.sha256(tested.tobytes()).hexdigest()}"
+    key = hashlib.sha256(key.encode()).hexdigest()[:16]
 
     def build(target: Path) -> None:
         if spec.dataset == "scenes":
-            drawn = draw_scenes(load_items(place, target), "public", size)
+            items = load_items(place, target)
+            drawn = draw_scenes(items, "public", size, tested[tested < items.train_size])
+            np.save(target / _ROWS, np.unique(drawn.rows[drawn.rows >= 0]))
             _write(target, drawn.images[:, None], drawn.images, drawn.captions, spec, channels)
         else:
+            np.save(target / _ROWS, np.sort(rows))
             captions = _captions(dataset, rows)
             _write(target, dataset.images[rows], common.images[rows], captions, spec, channels)
 
     entry = Path(root) / "public" / f"{spec.dataset}-{size}-{key}"
-    images, texts, fingerprint = fetch_entry(entry, _read, build)
+    images, texts, fingerprint, rows_shown = fetch_entry(entry, _read, build)
     if channels == 3 and images.shape[1] == 1:
         # Three times the same plane, without its bytes three times.
         images = np.broadcast_to(images, (size, 3, *images.shape[2:]))
-    return PublicData(images, texts, fingerprint, source)
+    return PublicData(images, texts, fingerprint, source, rows_shown, shown)
 
 
-def _chosen(spec: DataSpec, size: int) -> tuple[ImageDataset, ImageDataset, NDArray[np.int64]]:
+def _chosen(
+    spec: DataSpec, size: int, tested: NDArray[np.int64]
+) -> tuple[ImageDataset, ImageDataset, NDArray[np.int64]]:
     """Return the data set, its form that the fingerprint is of, and the rows."""
     at_size = spec.image_size if spec.dataset in _OF_ANY_SIZE else 0
     dataset = load_dataset(spec.dataset, spec.data_dir, at_size or _own_size(spec.dataset))
@@ -146,6 +175,13 @@ def _chosen(spec: DataSpec, size: int) -> tuple[ImageDataset, ImageDataset, NDAr
             f"public-size={dataset.train_size} or less, or another public-dataset."
         )
     order = np.random.default_rng(_SEED).permutation(dataset.train_size)
+    order = order[~np.isin(order, tested)]
+    if size > len(order):
+        raise DataError(
+            f"public-size={size}: of {spec.dataset}'s {dataset.train_size} training images, "
+            f"clients test on all but {len(order)}; set public-size={len(order)} or less, "
+            "public-overlap=allowed, test-split=global, or another public-dataset."
+        )
     return dataset, common, order[:size]
 
 
@@ -183,13 +219,14 @@ def _write(
     (target / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
 
 
-def _read(entry: Path) -> tuple[NDArray[np.uint8], Texts | None, str]:
+def _read(entry: Path) -> tuple[NDArray[np.uint8], Texts | None, str, NDArray[np.int64]]:
     meta = json.loads((entry / "meta.json").read_text(encoding="utf-8"))
     images = read_array(entry / "images.npy")
     captions = read_texts(entry, "captions") if meta["captions"] else None
     if list(images.shape) != meta["shape"] or (captions and len(captions) != len(images)):
         raise ValueError(f"{entry} is damaged")
-    return images, captions, str(meta["fingerprint"])
+    rows: NDArray[np.int64] = np.load(entry / _ROWS, allow_pickle=False)
+    return images, captions, str(meta["fingerprint"]), rows
 
 
 def to_grey(images: NDArray[np.uint8]) -> NDArray[np.uint8]:

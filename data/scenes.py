@@ -19,6 +19,7 @@ from data.annotated import RawAnnotated, create_masks, resize_masks
 from data.captions import scene_captions
 from data.raw import write_array
 from data.scene_items import Items, load_items
+from data.spec import DataError
 
 CANVAS = 64
 MAX_ITEMS = 4
@@ -100,7 +101,9 @@ def scenes(data_dir: Path | None, image_size: int, target: Path) -> RawAnnotated
     )
 
 
-def draw_scenes(items: Items, stream: str, count: int) -> Scenes:
+def draw_scenes(
+    items: Items, stream: str, count: int, excluded: NDArray[np.int64] | None = None
+) -> Scenes:
     """Draw scenes for one purpose.
 
     Parameters
@@ -111,14 +114,30 @@ def draw_scenes(items: Items, stream: str, count: int) -> Scenes:
         "train", "test" (made of official test images) or "public".
     count : int
         Number of scenes.
+    excluded : ndarray, optional
+        Rows of `items` that no scene may show.
 
     Returns
     -------
     scenes : Scenes
         The first `count` of the stream, whatever `count` is.
+
+    Raises
+    ------
+    DataError
+        If nothing is left of a class.
     """
     tested = stream == "test"
     rows = np.arange(items.train_size, len(items.labels)) if tested else np.arange(items.train_size)
+    if excluded is not None and len(excluded):
+        rows = np.setdiff1d(rows, excluded)
+        gone = sorted(set(range(len(items.class_names))) - set(items.labels[rows].tolist()))
+        if gone:
+            raise DataError(
+                f"public-dataset=scenes: clients test on all pictures of {items.source}'s class "
+                f"{items.class_names[gone[0]]}; set public-overlap=allowed, test-split=global, or "
+                "another public-dataset."
+            )
     blocks = [
         _draw_block(items, rows, np.random.default_rng([STREAMS[stream], block]))
         for block in range(-(-count // BLOCK))

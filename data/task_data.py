@@ -79,6 +79,16 @@ def load_task_data(
             f"client-id={client} is out of range: with {num_clients} clients and {len(entries)} "
             f"tasks, ids go from 0 to {num_clients - 1}."
         )
+    dataset, rows = client_rows(spec, entries, client, num_clients)
+    entry = entries[client % len(entries)]
+    owner = f"client {client} ({entry})"
+    return _client_data(dataset, entry, rows, tokenise, owner, _spec_of(spec, entry))
+
+
+def client_rows(
+    spec: DataSpec, entries: Sequence[TaskSpec], client: int, num_clients: int
+) -> tuple[ImageDataset | TextDataset, ClientIndices]:
+    """Return a client's data set and its share of it, before a restriction to classes."""
     entry = entries[client % len(entries)]
     own = _spec_of(spec, entry)
     dataset = load_dataset(own)
@@ -95,8 +105,7 @@ def load_task_data(
     # Where no client segments, the pictures with masks are for the others too.
     alone = not any(_uses_masked(dataset, task) for task in chosen)
     pool = None if masked is None or alone else _rows_where(dataset, masked)
-    rows = _share(own, dataset, pool, group, client, owner)
-    return _client_data(dataset, entry, rows, tokenise, owner, own)
+    return dataset, _share(own, dataset, pool, group, client, owner)
 
 
 def load_device_task_data(spec: DataSpec, entry: TaskSpec, tokenise: Tokenise | None) -> ClientData:

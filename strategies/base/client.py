@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data import ClientData, PublicData, load_public
+from data import ClientData, PublicData, Shares, load_public
 from data.tasks import TaskSpec
 from models import (
     InputShape,
@@ -56,6 +56,8 @@ class ClientContext:
         The client's own entry of the run-config key `tasks`; None where all clients classify.
     public_dir : str
         Folder of the public data set, as `data-dir`.
+    shares : Shares, optional
+        How a simulation's clients share data; None on a device with data of its own.
     kept : Kept
         What the framework keeps of this client between messages.
     """
@@ -69,6 +71,7 @@ class ClientContext:
     exchange: int = 1
     task: TaskSpec | None = None
     public_dir: str = ""
+    shares: Shares | None = None
     kept: Kept = dataclasses.field(default_factory=Kept)
 
     @property
@@ -105,8 +108,9 @@ class ClientContext:
         """The public data as this client sees it: images of its own kind, or captions."""
         run, data = self.run, self.data
         return load_public(
-            run.public_dataset, run.public_size, data.channels, data.image_size, self.public_dir
-        )
+            run.public_dataset, run.public_size, data.channels, data.image_size, self.public_dir,
+            self.shares if run.public_overlap == "none" else None,
+        )  # fmt: skip
 
     def generator(self, purpose: str, server_round: int | None = None) -> torch.Generator:
         """Return this client's private torch generator for a purpose (default: this round's)."""

@@ -90,6 +90,9 @@ class RunConfig:
         What each client learns, see data/README.md; empty: all classify `dataset`.
     public_dataset, public_size
         Unlabelled items that all clients hold, for the methods that need them, and how many.
+    public_overlap
+        "none": public items show no picture that a simulated client tests on, though such as it
+        trains on; "allowed": any official training picture.
     num_rounds
         Rounds of the run; a resumed run may have more.
     sample_fraction
@@ -182,6 +185,7 @@ class RunConfig:
     tasks: str = option("", hint="a text: a group of tasks, or a comma list to cycle over")
     public_dataset: str = option("scenes", *DATASETS)
     public_size: int = option(5000, minimum=2)
+    public_overlap: str = option("none", "allowed")
     num_rounds: int = option(10, minimum=1)
     sample_fraction: float = option(1.0, above=0, maximum=1)
     local_epochs: int = option(1, minimum=1)

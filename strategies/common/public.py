@@ -75,6 +75,16 @@ class PublicInputs:
         return self.outputs(model, indices, model.represent).cpu().numpy()
 
 
+def shown_in_public(context: ClientContext) -> str:
+    """Say how many of a client's test pictures public items show; empty where it is none."""
+    data, public = context.data, context.public
+    if context.shares is None or data.dataset.name != public.shown:
+        return ""
+    count = int(np.isin(data.test.indices, public.rows).sum())
+    text = f"public items show {count} of its {len(data.test)} test pictures (public-overlap)"
+    return text if count else ""
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Put a model in evaluation mode inside, so that BatchNorm neither uses nor learns statistics.

@@ -1,13 +1,18 @@
 """Public data: the same items in the same order on all clients, whatever their models take."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from PIL import Image
 
-from data import DataError, load_dataset, load_public
+from data import DataError, DataSpec, Shares, load_client_data, load_dataset, load_public
 from data.public import to_grey
 from data.scene_items import load_items
 from data.scenes import draw_scenes
+from data.tasks import parse_tasks
+from strategies.common.public import shown_in_public
+from tests.unit.test_training import a_context
 
 pytestmark = pytest.mark.usefixtures("private_cache", "no_datasets")
 
@@ -110,3 +115,52 @@ def test_sentences_alone_are_no_public_data(tmp_path):
     path.write_text("a\tx\nb\ty\n")
     with pytest.raises(DataError, match="public-dataset=tsv has no images"):
         load_public("tsv", 1, 0, 0, str(path))
+
+
+@pytest.mark.parametrize("tasks", ["", "classification[0-4], multilabel@scenes"])
+@pytest.mark.parametrize("name", ["digits", "scenes"])
+def test_items_show_no_picture_that_a_client_tests_on(name, tasks, monkeypatch):
+    monkeypatch.setattr("data.scenes.TRAIN_SCENES", 100)
+    monkeypatch.setattr("data.scenes.TEST_SCENES", 20)
+    spec = DataSpec(partition="iid")
+    shares = Shares(spec, parse_tasks(tasks), 4)
+    tested = shares.tested("digits")
+    if not tasks:
+        mine = [load_client_data(spec, client, 4).test.indices for client in range(4)]
+        np.testing.assert_array_equal(tested, np.sort(np.concatenate(mine)))
+    any_row, chosen = (load_public(name, 300, 1, 16, "", avoid) for avoid in (None, shares))
+    assert len(np.intersect1d(any_row.rows, tested)) > 30
+    assert len(np.intersect1d(chosen.rows, tested)) == 0
+    assert (chosen.shown, len(chosen)) == ("digits", 300)
+    assert chosen.fingerprint != any_row.fingerprint
+
+
+@pytest.mark.parametrize("spec", [DataSpec(test_split="global"), DataSpec(dataset="cifar10")])
+def test_without_an_overlap_items_stay_what_they_were(spec, monkeypatch):
+    shares = Shares(spec, (), 3)
+    if spec.dataset != "digits":  # whose files are not even asked for
+        assert len(shares.tested("digits")) == 0
+    kept = load_public("digits", 50, 1, 16, "", shares)
+    assert kept.fingerprint == load_public("digits", 50, 1, 16).fingerprint
+
+
+def test_too_few_pictures_without_an_owner_are_named():
+    shares = Shares(DataSpec(partition="iid"), (), 4)
+    with pytest.raises(DataError, match=r"clients test on all but \d+; set public-size=.*allowed"):
+        load_public("digits", 1300, 1, 16, "", shares)
+
+
+@pytest.mark.parametrize("overlap", ["none", "allowed"])
+def test_a_client_says_how_many_of_its_test_pictures_are_public(overlap):
+    spec = DataSpec(partition="iid")
+    keys = {"public_dataset": "digits", "public_size": 300, "public_overlap": overlap}
+    context = dataclasses.replace(
+        a_context(4, method="fedmuscle", **keys),
+        data=load_client_data(spec, 0, 4),
+        shares=Shares(spec, (), 4),
+    )
+    mine = context.data.test.indices
+    count = len(np.intersect1d(mine, load_public("digits", 300, 1, 0).rows))
+    said = f"public items show {count} of its {len(mine)} test pictures (public-overlap)"
+    assert count > 0
+    assert shown_in_public(context) == ("" if overlap == "none" else said)

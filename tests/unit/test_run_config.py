@@ -54,6 +54,7 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "tasks": ([1, None, "singing", "text@nowhere", "classification[3]"], "a group of tasks"),
     "public-dataset": (["mnist", 1], "one of scenes, digits"),
     "public-size": ([1, 5e3, "10"], "an integer of at least 2"),
+    "public-overlap": (["some", True], "one of none, allowed"),
     "num-rounds": ([0, -1, 1.5, "10", True], "an integer of at least 1"),
     "sample-fraction": ([5.0, 0, -0.1, "1.0", True], "a number above 0 and at most 1"),
     "local-epochs": ([0, 1.0, True], "an integer of at least 1"),

@@ -1,0 +1,54 @@
+"""Which rows the clients of a simulation test on: public data must not show them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from data.dataset import load_images
+from data.partition import partition_indices
+from data.partitioners import Rows
+from data.spec import DataSpec
+from data.task_data import client_rows
+from data.tasks import TaskSpec
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How the clients of a simulation share data; the same on all of them.
+
+    Attributes
+    ----------
+    spec : DataSpec
+        Of the run.
+    tasks : tuple of TaskSpec
+        The run's, cycled over client ids; empty where all clients classify.
+    clients : int
+        How many there are.
+    """
+
+    spec: DataSpec
+    tasks: tuple[TaskSpec, ...]
+    clients: int
+
+    def tested(self, dataset: str, data_dir: str = "") -> Rows:
+        """Return the rows of a data set in some client's test split, ascending; often none.
+
+        An `imagefolder` is the clients' only where `data_dir` is theirs.
+        """
+        if dataset == "imagefolder" and data_dir != self.spec.data_dir:
+            return np.empty(0, dtype=np.int64)
+        if not self.tasks:
+            mine = self.spec.dataset == dataset
+            images = load_images(self.spec) if mine else None
+            found = partition_indices(self.spec, images, self.clients) if images else []
+        else:
+            chosen = [self.tasks[i % len(self.tasks)] for i in range(self.clients)]
+            found = [
+                client_rows(self.spec, self.tasks, i, self.clients)[1]
+                for i, task in enumerate(chosen)
+                if (task.dataset or self.spec.dataset) == dataset
+            ]
+        parts = [rows.test for rows in found]
+        return np.unique(np.concatenate([np.empty(0, dtype=np.int64), *parts]))
