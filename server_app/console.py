@@ -133,7 +133,7 @@ def round_scores(latest: Sequence[TaskScore], best: Mapping[str, float]) -> str:
     latest : sequence of TaskScore
         The means of the round, `Recorder.latest`.
     best : Mapping of str to float
-        The highest mean so far by task, `Recorder.best`.
+        The mean of the best round so far by task, `Recorder.best`.
     """
     if all(score.mean is None for score in latest):
         return "not evaluated"

@@ -189,6 +189,7 @@ class FlowerStrategy(Strategy):
         measured = [row for row in update.rows if row.phase != "train"]
         self._rows[update.client_id] = measured
         main = self.server.clients[update.client_id].metric
-        for row in measured:
-            if row.metric == main:
-                self._history.scores[update.client_id] = row.value
+        for metric in (main, f"validation_{main}"):  # the latter counts where there is one
+            for row in measured:
+                if row.metric == metric:
+                    self._history.scores[update.client_id] = row.value

@@ -40,6 +40,8 @@ class Recorder:
         Every client's last main score: its accuracy or, with another task, what that is measured
         by (see `data.tasks.METRIC_OF`). A method that selects by it may compare clients of one
         task only.
+    validation : dict of int to float
+        The same on validation examples, of the clients that have any.
     trained : dict of int to int
         In how many rounds every client has trained.
     tasks : dict of int to ClientTask
@@ -47,18 +49,20 @@ class Recorder:
     latest : list of TaskScore
         Of the round added last: every task of the run, in the order of the first clients.
     best : dict of str to float
-        By task, the highest mean since the start or resume over the very clients of its latest
-        evaluation, closing evaluations left out.
+        By task, the mean of the best round since the start or resume over the very clients of its
+        latest evaluation, closing evaluations left out. Validation scores choose it where there
+        are any, as in the summary, else the test scores themselves.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.accuracy: dict[int, float] = {}
+        self.validation: dict[int, float] = {}
         self.trained: dict[int, int] = {}
         self.tasks: dict[int, ClientTask] = {}
         self.latest: list[TaskScore] = []
         self.best: dict[str, float] = {}
-        self._best_of: dict[tuple[str, frozenset[int]], float] = {}
+        self._best_of: dict[tuple[str, frozenset[int]], tuple[float, float]] = {}
 
     def begin(self, keep_rounds: int, others: Mapping[Path, str] | None = None) -> None:
         """Make the files, or cut them back to `keep_rounds` finished rounds of a resumed run.
@@ -147,8 +151,9 @@ class Recorder:
     def _task(self, client: int) -> ClientTask:
         return self.tasks.get(client, ClientTask())
 
-    def _is_score(self, client: int, row: MetricRow) -> bool:
-        return row.metric == self._task(client).metric and row.phase in EVALUATION_PHASES
+    def _is_score(self, client: int, row: MetricRow, prefix: str = "") -> bool:
+        named = row.metric == prefix + self._task(client).metric
+        return named and row.phase in EVALUATION_PHASES
 
     def _mean_of(self, rows: Iterable[tuple[int, MetricRow]], metric: str) -> float | None:
         """Return the mean of an accuracy over the clients whose main score is accuracy."""
@@ -160,7 +165,7 @@ class Recorder:
             and self._task(client).metric == "accuracy"
         )
 
-    def _note_scores(self, rows: Iterable[tuple[int, MetricRow]], *, closing: bool) -> None:
+    def _note_scores(self, rows: Sequence[tuple[int, MetricRow]], *, closing: bool) -> None:
         scored = [(client, row) for client, row in rows if self._is_score(client, row)]
         known = {client: self._task(client) for client in {*self.tasks, *(c for c, _ in scored)}}
         self.latest = []
@@ -170,13 +175,24 @@ class Recorder:
             clients = frozenset(client for client, _ in own)
             self.latest.append(TaskScore(task, metric, mean, len(clients)))
             if mean is not None and not closing:
+                validation = weighted_mean(
+                    (row.value, row.examples)
+                    for client, row in rows
+                    if known.get(client, ClientTask()).task == task
+                    and self._is_score(client, row, "validation_")
+                )
+                chosen_by = mean if validation is None else validation
                 # As in the summary: the mean of other clients is another quantity.
-                so_far = self._best_of.get((task, clients), mean)
-                self.best[task] = self._best_of[task, clients] = max(mean, so_far)
+                so_far = self._best_of.get((task, clients))
+                if so_far is None or chosen_by > so_far[0]:
+                    so_far = self._best_of[task, clients] = chosen_by, mean
+                self.best[task] = so_far[1]
 
     def _remember(self, client: int, row: MetricRow) -> None:
         if self._is_score(client, row):
             self.accuracy[client] = row.value
+        if self._is_score(client, row, "validation_"):
+            self.validation[client] = row.value
         if row.phase == "train" and row.metric == "loss":
             self.trained[client] = self.trained.get(client, 0) + 1
 

@@ -196,7 +196,8 @@ class RoundLoop:
         return outcome
 
     def _history(self) -> History:
-        return History(dict(self.recorder.accuracy), dict(self.recorder.trained))
+        scores = self.recorder.accuracy | self.recorder.validation
+        return History(scores, dict(self.recorder.trained))
 
     def _exchanges(
         self, number: int, participants: list[int], others: list[int], tests: set[int]

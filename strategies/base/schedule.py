@@ -24,9 +24,11 @@ class History:
     Attributes
     ----------
     scores : dict of int to float
-        The main score that each client measured last on its test examples: its accuracy or, with
-        another task, what that is measured by (`data.tasks.METRIC_OF`), from 0 to 1. A client that
-        was never evaluated is missing. Scores of clients with unlike tasks are not comparable.
+        The main score that each client measured last: its accuracy or, with another task, what that
+        is measured by (`data.tasks.METRIC_OF`), from 0 to 1. It is that of its validation examples,
+        so that who takes part and when a run ends is not chosen by what the run is judged by; a
+        client without any gives that of its test examples. One that was never evaluated is missing.
+        Scores of clients with unlike tasks are not comparable.
     rounds_trained : dict of int to int
         In how many rounds each client has trained; one that has not is missing.
     """

@@ -230,6 +230,27 @@ def test_a_client_is_remembered_by_the_metric_of_its_task(tmp_path: Path) -> Non
     assert again.accuracy == tests
 
 
+def test_validation_chooses_the_best_so_far_and_the_test_score_is_said(tmp_path: Path) -> None:
+    """Round 2 is best by test scores, round 1 by validation scores; round 3 equals round 1."""
+    write_clients(tmp_path, ["classification"])
+    recorder = Recorder(tmp_path)
+    recorder.begin(0)
+    found = []
+    for number, (test, validation) in enumerate([(0.4, 0.9), (0.8, 0.5), (0.6, 0.9)], 1):
+        result = RoundResult(number, [0])
+        result.rows = [
+            (0, MetricRow("pre", "accuracy", test, 10)),
+            (0, MetricRow("pre", "validation_accuracy", validation, 4)),
+        ]
+        recorder.add(result)
+        found.append(recorder.best["classification"])
+    assert found == [0.4, 0.4, 0.4]
+    assert (recorder.accuracy, recorder.validation) == ({0: 0.6}, {0: 0.9})
+    again = Recorder(tmp_path)
+    again.begin(3)
+    assert (again.accuracy, again.validation) == ({0: 0.6}, {0: 0.9})
+
+
 def test_the_best_mean_of_a_task_leaves_the_closing_out(tmp_path: Path) -> None:
     write_clients(tmp_path, MIXED)
     metrics = metrics_of(MIXED)

@@ -91,6 +91,11 @@ def test_wildflower_run_asks_it_and_ends_when_it_says(
     for number, told in enumerate(asked(printed)[1:], 2):
         scores = {
             int(r["client"]): float(r["value"])
+            for metric in ("accuracy", "validation_accuracy")  # the latter where there is one
+            for r in run.metrics(metric=metric, round=number - 1)
+        }
+        assert scores != {
+            int(r["client"]): float(r["value"])
             for r in run.metrics(metric="accuracy", round=number - 1)
         }
         counts: dict[int, int] = {}
