@@ -23,6 +23,7 @@ from data.decode import decode_images, open_image
 from data.outlines import check_object, check_outline, inside
 from data.raw import split_without_official_test
 from data.spec import DataError
+from data.stamps import files_below, stamp_of
 from data.standard_places import find_folder
 
 DEFAULT_SIZE = 64
@@ -103,7 +104,7 @@ def coco(data_dir: Path | None, image_size: int, target: Path) -> RawAnnotated:
 
 
 def annotation_stamp(data_dir: Path | None) -> str:
-    """Summarise which annotation files are there, so that a change gives another summary.
+    """Summarise annotations and pictures, so that a change of files gives another summary.
 
     Raises
     ------
@@ -112,8 +113,7 @@ def annotation_stamp(data_dir: Path | None) -> str:
     """
     root = find_folder("coco", data_dir)
     files = [file for part in _PARTS for file in (_annotations(root, part), _captions(root, part))]
-    found = [(path.name, path.stat()) for path in files if path.is_file()]
-    return "|".join(f"{name}:{status.st_size}:{status.st_mtime_ns}" for name, status in found)
+    return stamp_of(root, [*files, *files_below(*(root / part for part in _PARTS))])
 
 
 def _annotations(root: Path, part: str) -> Path:

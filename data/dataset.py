@@ -129,8 +129,10 @@ _ANNOTATED_BUILDERS: dict[str, Callable[[Path | None, int, Path], RawAnnotated]]
 _TEXT_BUILDERS: dict[str, Callable[[Path | None, str, str], RawTexts]] = {"tsv": texts.tsv}
 # What an entry depends on besides the folder's name.
 _STAMPS: dict[str, Callable[[Path | None], str]] = {
+    "fashion-mnist": sources.fashion_stamp,
+    "tiny-imagenet": tiny_imagenet.picture_stamp,
     "imagefolder": folders.folder_stamp,
-    "scenes": scene_items.scene_source,
+    "scenes": scene_items.scene_stamp,
     "voc": voc.list_stamp,
     "coco": coco.annotation_stamp,
     "tsv": texts.file_stamp,

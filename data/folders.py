@@ -24,6 +24,7 @@ from data.folder_tree import (
 )
 from data.raw import RawImages, split_without_official_test
 from data.spec import DataError
+from data.stamps import stamp_of
 from data.text_files import read_user_text
 
 _LAYOUT = "train/<class>/<image> and, optionally, test/<class>/<image> and val/<class>/<image>"
@@ -100,7 +101,7 @@ def folder_stamp(data_dir: Path | None) -> str:
     Returns
     -------
     stamp : str
-        File count, bytes, newest change time and a hash of the folders' names.
+        A hash of every file's path, size and times, and of the folders' names.
 
     Raises
     ------
@@ -108,8 +109,7 @@ def folder_stamp(data_dir: Path | None) -> str:
         If there is no such folder.
     """
     root, parts, _ = _open(data_dir)
-    count, size, newest = 0, 0, 0
-    names = hashlib.sha256()
+    names, files = hashlib.sha256(), []
     class_list = _class_list(root)
     if class_list is not None:
         names.update(class_list.read_bytes())
@@ -118,14 +118,8 @@ def folder_stamp(data_dir: Path | None) -> str:
             for folder in sorted(tree.folders):
                 names.update(f"{folder.relative_to(root)}\n".encode("utf-8", "surrogateescape"))
             names.update(f"{sorted(tree.left_out.items())}\n".encode("utf-8", "surrogateescape"))
-            for path in tree.files:
-                if not path.is_file():  # a link that leads nowhere: decoding names it
-                    names.update(f"{path.relative_to(root)}\n".encode("utf-8", "surrogateescape"))
-                    continue
-                status = path.stat()
-                count, size = count + 1, size + status.st_size
-                newest = max(newest, status.st_mtime_ns)
-    return f"{count}|{size}|{newest}|{names.hexdigest()}"
+            files += tree.files
+    return f"{stamp_of(root, files)}|{names.hexdigest()}"
 
 
 def _open(data_dir: Path | None) -> tuple[Path, dict[str, _Part], list[str]]:

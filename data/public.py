@@ -21,7 +21,7 @@ from data.cache import cache_root, fetch_entry
 from data.dataset import digest_texts, load_dataset
 from data.image_dataset import ImageDataset
 from data.raw import write_array
-from data.scene_items import fashion_folder, load_items, scene_source
+from data.scene_items import fashion_folder, load_items, scene_source, scene_stamp
 from data.scenes import draw_scenes
 from data.shares import Shares
 from data.spec import DataError, DataSpec
@@ -131,7 +131,7 @@ def _load(
     if spec.dataset == "scenes":
         place = Path(folder) if folder else None
         source = f"scenes of {shown}"
-        key = f"{source}|{fashion_folder(place)}"
+        key = f"{scene_stamp(place)}|{fashion_folder(place)}"
     else:
         dataset, common, rows = _chosen(spec, size, tested)
         source, key = spec.dataset, f"{dataset.fingerprint}|{common.fingerprint}"

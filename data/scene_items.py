@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data import sources
+from data.stamps import known_files_stamp
 from data.standard_places import search_folder
 
 _ITEM = 28
@@ -45,6 +46,12 @@ def scene_source(data_dir: Path | None) -> str:
     "fashion-mnist" where its files are found, "digits" otherwise; nothing is downloaded.
     """
     return "fashion-mnist" if fashion_folder(data_dir) else "digits"
+
+
+def scene_stamp(data_dir: Path | None) -> str:
+    """Summarise what scenes are made of, so that a change of its files gives another summary."""
+    stamp = known_files_stamp("fashion-mnist", fashion_folder(data_dir))
+    return f"{scene_source(data_dir)}|{stamp}"
 
 
 def load_items(data_dir: Path | None, scratch: Path) -> Items:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from data.raw import RawImages, split_without_official_test, write_array
 from data.spec import DataError
+from data.stamps import known_files_stamp
 from data.standard_places import (
     DEBIAN_DATASETS,
     KNOWN_FILES,
@@ -69,11 +70,7 @@ def fashion_mnist(data_dir: Path | None, image_size: int, target: Path) -> RawIm
     standard places; downloaded only where no `data_dir` is given.
     """
     name = "fashion-mnist"
-    folder = (
-        search_folder(name, data_dir)
-        or search_folder(name, DEBIAN_DATASETS)
-        or _download(name, data_dir)
-    )
+    folder = _fashion_folder(data_dir) or _download(name, data_dir)
     parts = [
         (
             _read_idx(folder / f"{part}-images-idx3-ubyte"),
@@ -91,6 +88,16 @@ def fashion_mnist(data_dir: Path | None, image_size: int, target: Path) -> RawIm
     labels = np.concatenate([numbers for _, numbers in parts]).astype(np.int64)
     written = write_array(images, image_size, target)
     return RawImages(written, labels, len(parts[0][1]), _FASHION_CLASSES)
+
+
+def fashion_stamp(data_dir: Path | None) -> str:
+    """Summarise the IDX files: unlike CIFAR's and SVHN's, their content is not checked."""
+    return known_files_stamp("fashion-mnist", _fashion_folder(data_dir))
+
+
+def _fashion_folder(data_dir: Path | None) -> Path | None:
+    name = "fashion-mnist"
+    return search_folder(name, data_dir) or search_folder(name, DEBIAN_DATASETS)
 
 
 def cifar10(data_dir: Path | None, image_size: int, target: Path) -> RawImages:

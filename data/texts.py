@@ -17,6 +17,7 @@ from data.annotated import RawTexts
 from data.columns import Columns
 from data.raw import split_without_official_test
 from data.spec import DataError
+from data.stamps import stamp_of
 from data.standard_places import standard_places
 from data.tables import LAYOUT, Table, read_table
 
@@ -86,11 +87,8 @@ def file_stamp(data_dir: Path | None) -> str:
     DataError
         If there is no such file.
     """
-    stamps = []
-    for path in _find(data_dir):
-        status = path.stat() if path else None
-        stamps.append(f"{path}:{status.st_size}:{status.st_mtime_ns}" if status else "none")
-    return "|".join(stamps)
+    files = [path for path in _find(data_dir) if path]
+    return stamp_of(files[0].parent, files)
 
 
 def _find(data_dir: Path | None) -> tuple[Path, Path | None]:

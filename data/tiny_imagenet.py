@@ -10,6 +10,7 @@ from data.decode import decode_images
 from data.folder_tree import walk
 from data.raw import RawImages
 from data.spec import DataError
+from data.stamps import files_below, stamp_of
 from data.standard_places import find_folder
 from data.text_files import read_user_text
 
@@ -64,3 +65,15 @@ def tiny_imagenet(data_dir: Path | None, image_size: int, target: Path) -> RawIm
     images = decode_images([path for path, _ in files], image_size, target).images
     labels = np.array([label for _, label in files], dtype=np.int64)
     return RawImages(images, labels, len(train_files), classes)
+
+
+def picture_stamp(data_dir: Path | None) -> str:
+    """Summarise pictures and annotations, so that a change of files gives another summary.
+
+    Raises
+    ------
+    DataError
+        If the data is not found.
+    """
+    root = find_folder("tiny-imagenet", data_dir)
+    return stamp_of(root, files_below(root / "train", root / "val"))

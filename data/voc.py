@@ -11,7 +11,6 @@ third state of a label. The main class is that of the largest box.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from data.annotated import IGNORE, RawAnnotated, create_masks, resize_masks
 from data.decode import decode_images, open_image
 from data.raw import thread_map
 from data.spec import DataError
+from data.stamps import files_below, stamp_of
 from data.standard_places import find_folder
 from data.text_files import read_regular, read_user_text
 
@@ -35,6 +35,7 @@ CLASSES = (
 DEFAULT_SIZE = 64
 _LARGEST = 2**20  # bytes of one picture's annotation
 _YEARS = ("2007", "2012")
+_FOLDERS = ("ImageSets", "Annotations", "JPEGImages", "SegmentationClass")
 
 
 @dataclass(frozen=True)
@@ -90,18 +91,16 @@ def voc(data_dir: Path | None, image_size: int, target: Path) -> RawAnnotated:
 
 
 def list_stamp(data_dir: Path | None) -> str:
-    """Summarise which lists of pictures are there, so that a change gives another summary.
+    """Summarise lists, annotations and pictures, so that a change of files gives another summary.
 
     Raises
     ------
     DataError
         If the data is not found.
     """
-    root, digest = _root(data_dir), hashlib.sha256()
-    for path in sorted(root.glob("VOCdevkit/VOC20*/ImageSets/*/*.txt")):
-        status = path.stat()
-        digest.update(f"{path.relative_to(root)}|{status.st_size}|{status.st_mtime_ns}\n".encode())
-    return digest.hexdigest()
+    root = _root(data_dir)
+    years = [root / f"VOCdevkit/VOC{year}" for year in _YEARS]
+    return stamp_of(root, files_below(*(year / folder for year in years for folder in _FOLDERS)))
 
 
 def _root(data_dir: Path | None) -> Path:

@@ -151,6 +151,30 @@ def test_changed_folder_is_read_again(tmp_path):
     assert after.fingerprint != before.fingerprint
 
 
+def test_an_image_moved_to_another_class_is_learned_as_that_class(tmp_path):
+    # Neither number nor bytes nor the newest time of all files change.
+    folder = make_folder(tmp_path / "images", parts=("train",))
+    before = open_folder(folder)
+    train = tmp_path / "images" / "train"
+    (train / "cat" / "0.png").rename(train / "dog" / "from-cat.png")
+    after = open_folder(folder)
+    assert (before.labels == 0).sum() == 5
+    assert (after.labels == 0).sum() == 4
+
+
+def test_files_with_their_old_times_and_sizes_are_read_again(tmp_path):
+    # As an archive or `cp -p` writes them.
+    make_fashion(tmp_path, suffix="")
+    pictures = tmp_path / "train-images-idx3-ubyte"
+    times = pictures.stat().st_atime_ns, pictures.stat().st_mtime_ns
+    assert load_dataset("fashion-mnist", str(tmp_path)).images[0].max() != 7
+    count = len(pictures.read_bytes()) - 16
+    pictures.write_bytes(pictures.read_bytes()[:16] + bytes([7]) * count)
+    os.utime(pictures, ns=times)
+    data.clear_memory()
+    assert load_dataset("fashion-mnist", str(tmp_path)).images[0].max() == 7
+
+
 def test_same_images_elsewhere_have_the_same_fingerprint(tmp_path):
     first = open_folder(make_folder(tmp_path / "here"))
     assert open_folder(make_folder(tmp_path / "there")).fingerprint == first.fingerprint
