@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ def read_yaml(path: Path, kind: str) -> object:
         One line that names file, line and what is wrong; also where a key is given twice.
     """
     try:
-        return yaml.load(read_user_text(path), Loader=_UniqueKeys)
+        return yaml.load(read_user_text(path), Loader=_UserLoader)
     except DataError as error:
         raise ConfigError(f"{path}: cannot be read as {kind}: {error}") from error
     except yaml.YAMLError as error:
@@ -37,8 +38,12 @@ def read_yaml(path: Path, kind: str) -> object:
         raise ConfigError(f"{path}: cannot be read as {kind}: {reason}") from error
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML without the trap that a repeated key silently wins over the first."""
+class _UserLoader(yaml.SafeLoader):
+    """YAML 1.2's plain values, without the trap that a repeated key silently wins over the first.
+
+    PyYAML reads YAML 1.1, where 1e-3 and .5e1 are texts, 010 is 8, 1:30 is 90, off is false and a
+    day a date. Here a value is what it looks like: 1e-3 a number, 010 ten, and "off" a text.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
@@ -50,3 +55,28 @@ class _UniqueKeys(yaml.SafeLoader):
                 raise yaml.YAMLError(f"line {line}: {key.value!r} is given twice")
             seen.add(key.value)
         return super().construct_mapping(node, deep=deep)
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        """Read an integer as YAML 1.2 does: decimal also where it begins with 0."""
+        text = self.construct_scalar(node)
+        return int(text, 0) if text[:2] in ("0x", "0o") else int(text)
+
+
+def _resolve(kind: str, pattern: str, first: str) -> None:
+    tag = f"tag:yaml.org,2002:{kind}"
+    _UserLoader.add_implicit_resolver(tag, re.compile(rf"(?:{pattern})\Z"), list(first))
+
+
+_UserLoader.yaml_implicit_resolvers = {}  # a copy of its own, without YAML 1.1's
+_resolve("null", "~|null|Null|NULL", "~nN")
+_UserLoader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"\Z"), [""])
+_resolve("bool", "true|True|TRUE|false|False|FALSE", "tTfF")
+_resolve("int", "[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789")
+_resolve(
+    "float",
+    r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
+    r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+    "-+0123456789.",
+)
+_resolve("merge", "<<", "<")
+_UserLoader.add_constructor("tag:yaml.org,2002:int", _UserLoader.construct_yaml_int)

@@ -12,6 +12,7 @@ from data import DataError, DataSpec, load_dataset
 from data.text_files import read_user_text
 from deploy.compare.plan import read_plan
 from deploy.fleet.fleet_file import read_fleet
+from deploy.yaml_files import read_yaml
 from strategies.base.options import ConfigError
 
 pytestmark = pytest.mark.usefixtures("private_cache")
@@ -135,3 +136,19 @@ def test_comparisons_and_fleets(tmp_path, read, text):
     path.write_text(text + "name: other\n")
     with pytest.raises(ConfigError, match=r"mine\.yaml: .*'name' is given twice"):
         read(path)
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("1e-3", 0.001), (".5", 0.5), ("-1.5E+2", -150.0), ("1.", 1.0), ("010", 10), ("0x1f", 31),
+        ("-7", -7), ("true", True), ("null", None), ("", None), ("off", "off"), ("no", "no"),
+        ("1:30", "1:30"), ("2024-01-01", "2024-01-01"),
+        ("'1e-3'", "1e-3"), ("[1e1, a]", [10.0, "a"]),
+    ],
+)  # fmt: skip
+def test_a_plain_yaml_value_is_what_it_looks_like(tmp_path, written, value):
+    file = tmp_path / "one.yaml"
+    file.write_text(f"key: {written}\n")
+    (read,) = read_yaml(file, "YAML").values()
+    assert (read, type(read)) == (value, type(value))
