@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import unicodedata
 import zlib
 from collections.abc import Callable, Sequence
 
@@ -21,6 +22,11 @@ VOCABULARY = 4096
 LENGTH = 32
 
 _WORD = re.compile(r"\w+")
+# Letters of Thai, Lao, Tibetan, Burmese, Khmer, kana and Han.
+_UNSPACED = re.compile(
+    "[\u0e01-\u0e5b\u0e81-\u0edf\u0f40-\u0f6c\u1000-\u109f\u1780-\u17b3\u3005-\u3007"
+    "\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+)
 _PROBE = (
     "A quick brown fox; it jumps over 13 lazy dogs!",
     "naïve café, don't re-read: unfathomably tokenised words",
@@ -34,7 +40,10 @@ def hash_tokens(
     """Give words numbers by a hash, so that no vocabulary has to be agreed on or shared.
 
     A word is a run of letters, digits and underscores in lower case; its id is
-    ``1 + crc32(word in UTF-8) mod (vocabulary - 1)``. Two words may share an id.
+    ``1 + crc32(word in UTF-8) mod (vocabulary - 1)``. Two words may share an id. In scripts that
+    are written without spaces (Chinese, Japanese, Thai, ...) every character is a word, for a
+    whole sentence would be one that never comes again; so is a pictograph, such as an emoji. Marks
+    belong to the letter before them, however an accent is encoded.
 
     Parameters
     ----------
@@ -60,9 +69,29 @@ def hash_tokens(
         )
     tokens = np.zeros((len(sentences), length), np.int64)
     for row, sentence in zip(tokens, sentences, strict=True):
-        words = _WORD.findall(sentence.lower())[:length]
+        words = _words(sentence.lower())[:length]
         row[: len(words)] = [1 + zlib.crc32(w.encode()) % (vocabulary - 1) for w in words]
     return tokens
+
+
+def _words(sentence: str) -> list[str]:
+    if sentence.isascii():
+        return _WORD.findall(sentence)
+    words: list[str] = []
+    open_word = False  # whether a letter would go on with the last word
+    for char in unicodedata.normalize("NFC", sentence):
+        alone = _UNSPACED.match(char) is not None or _is_pictograph(char)
+        letter = char.isalnum() or char == "_"
+        if alone or (letter and not open_word):
+            words.append(char)
+        elif letter or (unicodedata.category(char)[0] == "M" and open_word):
+            words[-1] += char
+        open_word = not alone and (letter or (open_word and unicodedata.category(char)[0] == "M"))
+    return words
+
+
+def _is_pictograph(char: str) -> bool:
+    return char >= "\u2600" and unicodedata.category(char) == "So"
 
 
 def tokeniser_of(model_name: str) -> Tokenise:

@@ -26,8 +26,26 @@ def test_ids_are_the_same_on_every_machine() -> None:
 
 def test_words_of_other_scripts_and_digits_count() -> None:
     tokens = hash_tokens(["Über 9 straße 日本"], 4096, 6)[0]
-    words = ["über", "9", "straße", "日本"]
-    assert tokens.tolist() == [*(1 + zlib.crc32(w.encode()) % 4095 for w in words), 0, 0]
+    words = ["über", "9", "straße", "日", "本"]
+    assert tokens.tolist() == [*(1 + zlib.crc32(w.encode()) % 4095 for w in words), 0]
+
+
+@pytest.mark.parametrize(
+    ("sentence", "words"),
+    [
+        ("这部电影很好。", "这 部 电 影 很 好"),
+        ("映画です", "映 画 で す"),
+        ("ok这部film_1", "ok 这 部 film_1"),
+        ("हिन्दी में", "हिन्दी में"),
+        ("cafe\u0301 na\u00efve", "caf\u00e9 na\u00efve"),
+        ("좋은 영화", "좋은 영화"),
+        ("great 😀😀 film ❤\ufe0f!", "great 😀 😀 film ❤"),
+        ("½ don\u2019t © x²", "½ don t x²"),
+    ],
+)
+def test_no_script_is_read_as_one_word_or_in_pieces(sentence: str, words: str) -> None:
+    expected = [1 + zlib.crc32(word.encode()) % 4095 for word in words.split()]
+    assert hash_tokens([sentence], 4096, len(expected) + 1)[0].tolist() == [*expected, 0]
 
 
 def test_ids_fill_the_vocabulary_and_are_never_padding() -> None:
