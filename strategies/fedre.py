@@ -65,8 +65,6 @@ class Config:
         rate of at most 1 / L, which never raises it (`strategies.common.head.stable_rate`).
         Measured on a tenth of Fashion-MNIST, two classes a client, 20 rounds, three seeds: the sum
         ended at 92.3 +- 8.5 %, the mean and "stable" at 98.0 +- 1.5 %.
-        Measured on a tenth of Fashion-MNIST, two classes a client, 20 rounds, three seeds: the sum
-        ended at 92.3 +- 8.5 %, the mean and "stable" at 98.0 +- 1.5 %.
     mask_absent : bool
         Leave the logits of classes that no upload of the round contains out of the server loss.
     """
