@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from deploy import run
 from deploy.compare import command as compare
+from deploy.contract import command as contract
 from deploy.costs import command as costs
 from deploy.examples import shown_examples
 from deploy.fleet import command as fleet
@@ -55,6 +56,8 @@ def make_parser() -> argparse.ArgumentParser:
                 (costs.EXAMPLE,), costs.add_arguments, costs.execute),
         Command("models", "list the models, or those that match a pattern, timm's among them",
                 (MODELS_EXAMPLE,), _add_pattern, _models),
+        Command("test-method", "test that a method, also one's own, keeps to the contract",
+                (contract.EXAMPLE,), contract.add_arguments, contract.execute),
         Command("check", "tell how a run ended; exit code 0 if it completed",
                 (CHECK_EXAMPLE,), _add_directory, _check),
         Command("report", "write a run's report.html again",
