@@ -18,6 +18,8 @@ PARTS: dict[str, tuple[str, ...]] = {
     "test": ("test", "testing", "tst"),
 }
 """Folder names of a data set's parts, compared by `name_key`."""
+# Unseen signs that change how their neighbours look, in Persian, Hindi or emoji.
+_JOINERS = "\u200c\u200d"
 
 # What systems and archivers leave behind.
 _LITTER = frozenset(
@@ -45,8 +47,9 @@ class Tree:
 
 
 def name_key(name: str) -> str:
-    """Return what names are compared by: not case, blanks, or how an accent is encoded."""
-    return " ".join(unicodedata.normalize("NFC", name).split()).casefold()
+    """Return what names are compared by: not case, blanks, accents' encoding, unseen signs."""
+    seen = "".join(sign for sign in name if sign in _JOINERS or unicodedata.category(sign) != "Cf")
+    return " ".join(unicodedata.normalize("NFC", seen).split()).casefold()
 
 
 def is_litter(name: str) -> bool:

@@ -22,6 +22,7 @@ from data.folder_tree import (
     subfolders,
     walk,
 )
+from data.part_notes import part_notes
 from data.raw import RawImages, split_without_official_test
 from data.spec import DataError
 from data.stamps import stamp_of
@@ -85,9 +86,13 @@ def image_folder(data_dir: Path | None, image_size: int, target: Path) -> RawIma
         )
     _refuse_one_class(root, classes)
     pictures = decode_images([path for path, _ in together], image_size, target)
-    said = _read_as(parts, len(classes)), *notes, *_not_read(parts, others), *pictures.notes
+    labels = _labels(together)
+    contents = (np.ascontiguousarray(image).tobytes() for image in pictures.images)
+    doubts = part_notes(labels, classes, len(train), contents)
+    read, left_out = _read_as(parts, len(classes)), _not_read(parts, others)
+    said = read, *doubts, *notes, *left_out, *pictures.notes
     trained = len(train) + len(validation)
-    return RawImages(pictures.images, _labels(together), trained, classes, said, len(validation))
+    return RawImages(pictures.images, labels, trained, classes, said, len(validation))
 
 
 def folder_stamp(data_dir: Path | None) -> str:

@@ -2,12 +2,12 @@
 
 One example a line, its label, a tab and its sentence; a first line that names columns is a header
 and decides which is which (`data.tables`). Classes are the sorted labels of all files; labels that
-differ only in case are one.
+differ only in case, or as 1 and 1.0 do, are one.
 """
 
 from __future__ import annotations
 
-import unicodedata
+import re
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -15,6 +15,8 @@ import numpy as np
 
 from data.annotated import RawTexts
 from data.columns import Columns
+from data.folder_tree import name_key
+from data.part_notes import part_notes
 from data.raw import split_without_official_test
 from data.spec import DataError
 from data.stamps import stamp_of
@@ -25,6 +27,9 @@ MOST_CLASSES = 20_000
 """Most labels of a file; more are sentences or numbers in the label's place."""
 # From this many different labels on, most of them unique is a mistake rather than a small sample.
 _SUSPICIOUS = 5
+_NUMBER = re.compile(r"(-?\d+)(\.0+)?")
+_MISSING = frozenset(("nan", "na", "n/a", "#n/a", "none", "null", "-", "?"))
+"""What programs write in the place of a missing label, in lower case."""
 
 
 def tsv(data_dir: Path | None, label_column: str = "", text_column: str = "") -> RawTexts:
@@ -75,7 +80,14 @@ def tsv(data_dir: Path | None, label_column: str = "", text_column: str = "") ->
     if test_file is None:
         order, train_size = split_without_official_test(labels)
         labels, sentences = labels[order], [sentences[row] for row in order]
-    notes = (_said(tables, len(classes)), *_columns_said(train.columns), *merged)
+    contents = (sentence.encode() for sentence in sentences)
+    notes = (
+        _said(tables, len(classes)),
+        *_columns_said(train.columns),
+        *part_notes(labels, classes, train_size, contents),
+        *_missing_said([label for label, _ in examples]),
+        *merged,
+    )
     return RawTexts(sentences, labels, train_size, classes, notes)
 
 
@@ -120,8 +132,10 @@ def _without_names(columns: Columns) -> Columns:
 
 
 def _key(label: str) -> str:
-    """Return what labels are compared by: not case, nor how an accent is encoded."""
-    return unicodedata.normalize("NFC", label.strip()).casefold()
+    """Return what labels are compared by: as `name_key`, and 1.0, as pandas may write 1, is 1."""
+    key = name_key(label)
+    number = _NUMBER.fullmatch(key)
+    return number[1] if number else key
 
 
 def _class_names(labels: list[str]) -> tuple[dict[str, str], list[str]]:
@@ -133,10 +147,28 @@ def _class_names(labels: list[str]) -> tuple[dict[str, str], list[str]]:
         key: min(counts, key=lambda name: (-counts[name], name))
         for key, counts in spellings.items()
     }
-    several = [sorted(counts) for counts in spellings.values() if len(counts) > 1]
+    several = [(key, sorted(counts)) for key, counts in spellings.items() if len(counts) > 1]
+    numbers = [some for key, some in several if _NUMBER.fullmatch(key)]
+    others = [some for key, some in several if not _NUMBER.fullmatch(key)]
+    return names, [
+        *_joined_said("labels that differ in case only are one class", others),
+        *_joined_said("labels that are one number are one class", numbers),
+    ]
+
+
+def _joined_said(what: str, several: list[list[str]]) -> list[str]:
     shown = "; ".join(", ".join(map(repr, some)) for some in several[:3])
     more = f" and {len(several) - 3} more" if len(several) > 3 else ""
-    return names, [f"labels that differ in case only are one class: {shown}{more}"] * bool(several)
+    return [f"{what}: {shown}{more}"] * bool(several)
+
+
+def _missing_said(labels: list[str]) -> list[str]:
+    """Say which classes may be what a program wrote for a missing label."""
+    counts = Counter(label for label in labels if label.casefold() in _MISSING)
+    shown = ", ".join(f"{label!r} ({count:,} lines)" for label, count in sorted(counts.items()))
+    return [f"taken as classes: {shown}; if these labels are missing, remove the lines"] * bool(
+        counts
+    )
 
 
 def _refuse_unique(table: Table) -> None:

@@ -264,3 +264,22 @@ def test_film_reviews(tmp_path):
     assert np.bincount(texts.labels).tolist() == [5331, 5331]
     assert np.bincount(texts.labels[texts.train_size :]).tolist() == [1066, 1066]
     assert any("é" in sentence for sentence in texts.sentences)
+
+
+def test_labels_that_are_one_number_or_look_alike_are_one_class(tmp_path):
+    """pandas writes 1.0 for 1 beside a missing value; copied cells bring signs of no width."""
+    write(tmp_path / "d/train.tsv", "0.0\tx\n1.0\ty\n1.0\tz\n2.5\tu\nno\u200b\tv\nno\tw\n")
+    write(tmp_path / "d/test.tsv", "0\tp\n1\tq\n2.50\tr\n\ufeffno\ts\n")
+    texts = open_tsv(tmp_path / "d")
+    assert texts.num_classes == 5  # 0, 1, 2.5, 2.50, no
+    assert texts.labels[[1, 2, 7]].tolist() == [1, 1, 1]
+    assert len(set(texts.labels[[4, 5, 9]])) == 1
+    assert "labels that are one number are one class: '0', '0.0'; '1', '1.0'" in texts.notes
+
+
+def test_a_label_that_may_be_missing_is_told(tmp_path):
+    path = write(tmp_path / "all.tsv", "a\tx\na\ty\nb\tz\nb\tu\nnan\tv\nN/A\tw\nnan\tq\n")
+    assert (
+        "taken as classes: 'N/A' (1 lines), 'nan' (2 lines); if these labels are missing, remove "
+        "the lines"
+    ) in open_tsv(path).notes
