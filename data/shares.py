@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,20 +36,22 @@ class Shares:
     def tested(self, dataset: str, data_dir: str = "") -> Rows:
         """Return the rows of a data set in some client's test split, ascending; often none.
 
-        An `imagefolder` is the clients' only where `data_dir` is theirs.
+        Its files are those in `data_dir`: a device with a partition may have its copy elsewhere
+        than the run-config says. An `imagefolder` is the clients' only where `data_dir` is theirs.
         """
         if dataset == "imagefolder" and data_dir != self.spec.data_dir:
             return np.empty(0, dtype=np.int64)
+        spec = dataclasses.replace(self.spec, data_dir=data_dir)
         if not self.tasks:
-            mine = self.spec.dataset == dataset
-            images = load_images(self.spec) if mine else None
-            found = partition_indices(self.spec, images, self.clients) if images else []
+            mine = spec.dataset == dataset
+            images = load_images(spec) if mine else None
+            found = partition_indices(spec, images, self.clients) if images else []
         else:
             chosen = [self.tasks[i % len(self.tasks)] for i in range(self.clients)]
             found = [
-                client_rows(self.spec, self.tasks, i, self.clients)[1]
+                client_rows(spec, self.tasks, i, self.clients)[1]
                 for i, task in enumerate(chosen)
-                if (task.dataset or self.spec.dataset) == dataset
+                if (task.dataset or spec.dataset) == dataset
             ]
         parts = [rows.test for rows in found]
         return np.unique(np.concatenate([np.empty(0, dtype=np.int64), *parts]))

@@ -12,6 +12,7 @@ from data.scene_items import load_items
 from data.scenes import draw_scenes
 from data.tasks import parse_tasks
 from strategies.common.public import shown_in_public
+from tests.unit.test_data_sources import make_fashion
 from tests.unit.test_training import a_context
 
 pytestmark = pytest.mark.usefixtures("private_cache", "no_datasets")
@@ -142,6 +143,19 @@ def test_without_an_overlap_items_stay_what_they_were(spec, monkeypatch):
         assert len(shares.tested("digits")) == 0
     kept = load_public("digits", 50, 1, 16, "", shares)
     assert kept.fingerprint == load_public("digits", 50, 1, 16).fingerprint
+
+
+@pytest.mark.parametrize("tasks", ["", "classification"])
+def test_shares_are_of_the_files_that_public_items_are_made_of(tasks, tmp_path):
+    """A device with a partition may have its copy elsewhere than the run-config says."""
+    make_fashion(tmp_path / "mine")
+    spec = DataSpec(dataset="fashion-mnist", partition="iid", min_examples=1)
+    shares = Shares(spec, parse_tasks(tasks), 2)
+    tested = shares.tested("fashion-mnist", str(tmp_path / "mine"))
+    at_home = dataclasses.replace(spec, data_dir=str(tmp_path / "mine"))
+    mine = [load_client_data(at_home, client, 2).test.indices for client in range(2)]
+    np.testing.assert_array_equal(tested, np.sort(np.concatenate(mine)))
+    assert len(tested) > 0
 
 
 def test_too_few_pictures_without_an_owner_are_named():
