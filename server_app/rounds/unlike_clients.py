@@ -43,7 +43,8 @@ def unlike_public_data(known: Iterable[ClientInfo], infos: Sequence[ClientInfo])
             info.client_id,
             f"client {info.client_id}: its public data (public-dataset, public-size) is not that "
             "of the others; give all clients the same source files (scenes are made from "
-            "Fashion-MNIST, or from digits where that is absent)",
+            "Fashion-MNIST, or from digits where that is absent), and a partition to all or to "
+            "none, or set public-overlap='allowed'",
         )
         for info, _ in _odd_ones(known, infos, "public_hash")
     ]
