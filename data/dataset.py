@@ -35,10 +35,10 @@ _FORMAT = 1
 _TASK_FORMAT = 1
 # The same for single data sets, where only their own builder changed.
 _VERSIONS = {
-    "imagefolder": "3",
+    "imagefolder": "4",
     "tiny-imagenet": "2",
     **dict.fromkeys(("voc", "coco"), "task-2"),
-    "tsv": "task-3",
+    "tsv": "task-4",
 }
 
 _OPTIONAL = ("presence", "masks", "masked")

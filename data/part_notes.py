@@ -17,7 +17,10 @@ def part_notes(
     trained: int,
     contents: Iterable[bytes],
 ) -> list[str]:
-    """Say where an accuracy on the examples that are not trained on would mislead.
+    """Say where the parts of a user's own split do not fit together.
+
+    What is said is of the parts as they were given: with `test_split="personal"` simulated clients
+    pool them and cut them anew, and with "global" or on a device they are used as they are.
 
     Parameters
     ----------
@@ -43,20 +46,18 @@ def part_notes(
     lost = (learned == 0) & (measured > 0)
     if lost.any():
         notes.append(
-            f"no training example of {_listed(class_names, lost)}, so that "
-            f"{measured[lost].sum():,} test or validation examples cannot be right"
+            f"only the test or validation part has {_listed(class_names, lost)} "
+            f"({measured[lost].sum():,} examples)"
         )
     unseen = (learned > 0) & (measured == 0)
     if unseen.any() and measured.any():
-        notes.append(
-            f"no test example of {_listed(class_names, unseen)}, which accuracy leaves out"
-        )
+        notes.append(f"only the training part has {_listed(class_names, unseen)}")
     digests = [hashlib.blake2b(content, digest_size=16).digest() for content in contents]
     known = set(digests[:trained])
     if again := sum(digest in known for digest in digests[trained:]):
         notes.append(
-            f"{again:,} of {len(digests) - trained:,} test and validation examples are training "
-            "examples, too, which raises accuracy; remove repeated ones"
+            f"{again:,} of {len(digests) - trained:,} examples of the test and validation parts "
+            "are in the training part, too, which may raise accuracy; remove repeated ones"
         )
     return notes
 

@@ -24,15 +24,15 @@ def test_nothing_is_said_of_a_sound_split(labels):
 
 def test_a_class_that_only_one_side_has():
     assert said([0, 0, 1, 0, 2, 2], 3) == [
-        "no training example of 'cat', so that 2 test or validation examples cannot be right",
-        "no test example of 'bee', which accuracy leaves out",
+        "only the test or validation part has 'cat' (2 examples)",
+        "only the training part has 'bee'",
     ]
 
 
 def test_examples_on_both_sides():
     assert said([0, 1, 2, 0, 1, 2], 3, "aabaac") == [
-        "2 of 3 test and validation examples are training examples, too, which raises accuracy; "
-        "remove repeated ones"
+        "2 of 3 examples of the test and validation parts are in the training part, too, which may "
+        "raise accuracy; remove repeated ones"
     ]
 
 
@@ -46,6 +46,6 @@ def test_folders_and_tables_of_ones_own_are_looked_through(tmp_path):
     for name, folder in (("imagefolder", tmp_path / "images"), ("tsv", tmp_path)):
         data.clear_memory()
         notes = load_dataset(DataSpec(name, data_dir=str(folder))).notes
-        assert notes[1].startswith("no training example of 'cat', so that 1 test")
-        assert notes[2] == "no test example of 'ant', which accuracy leaves out"
-        assert notes[3].startswith("1 of 2 test and validation examples are training examples")
+        at = notes.index("only the test or validation part has 'cat' (1 examples)")
+        assert notes[at + 1] == "only the training part has 'ant'"
+        assert notes[at + 2].startswith("1 of 2 examples of the test and validation parts are in")
