@@ -7,6 +7,7 @@ from typing import Any
 
 from data.tasks import task_name
 from server_app import formats
+from server_app.idle_keys import idle_keys
 from server_app.records.client_tasks import (
     ClientTask,
     TaskScore,
@@ -37,6 +38,8 @@ def settings(run: RunConfig, remarks: Iterable[str] = ()) -> str:
         if shown:
             lines.append(f"  {title}: " + ", ".join(f"{k}={v!r}" for k, v in shown.items()))
     warnings = [f"warning: {text}" for text in remarks]
+    if idle := idle_keys(run):
+        warnings.append(f"warning: without effect in this run: {', '.join(idle)}")
     return "\n".join([*lines, *_over_rounds(run), *warnings])
 
 

@@ -82,7 +82,16 @@ def parse_run_config(values: Mapping[str, object]) -> RunConfig:
         m.name: parse_options(m.config, values, m.name + ".") for m in methods
     }
     config = _with_method_options(configs[run.chosen_method.name], run)
-    run = dataclasses.replace(run, method_config=config, declared=run.chosen_method)
+    idle = tuple(
+        f"{_key(m, field.name)} = {getattr(configs[m.name], field.name)!r}"
+        for m in methods
+        if m.name != run.chosen_method.name
+        for field in dataclasses.fields(m.config)
+        if getattr(configs[m.name], field.name) != field.default
+    )
+    run = dataclasses.replace(
+        run, method_config=config, declared=run.chosen_method, idle_options=idle
+    )
     refuses = run.chosen_method.refuses
     if refuses is not None and (problem := refuses(run)) is not None:
         raise ConfigError(problem)

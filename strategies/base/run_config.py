@@ -218,6 +218,8 @@ class RunConfig:
     max_update: float = option(1e30, minimum=0)
     method_config: Any = None
     declared: Method | None = dataclasses.field(default=None, compare=False, repr=False)
+    idle_options: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False)
+    """Options of methods that do not run, `key = value`, where they are not the defaults."""
 
     def __post_init__(self) -> None:
         if not DEVICE.fullmatch(self.device):

@@ -15,9 +15,11 @@ from server_app.console import (
     human,
     percent,
     round_scores,
+    settings,
     table,
 )
 from server_app.records.client_tasks import TaskScore
+from strategies.base.parsing import default_run_config, parse_run_config
 from tests.unit.test_roster import a_client_info
 
 
@@ -200,3 +202,40 @@ def test_the_last_lines_show_delta_or_why_there_is_none() -> None:
     )
     none = closing_lines(summary() | {"delta": None, "delta_reason": "it is gone"}).splitlines()
     assert none[2] == "warning: no delta: it is gone"
+
+
+def idle(**changed: Any) -> str:
+    """Return what a run of fedavg says to be without effect; `flwr run` sends every key."""
+    given = {key.replace("_", "-"): value for key, value in changed.items()}
+    text = settings(parse_run_config({**default_run_config(), "method": "fedavg", **given}))
+    return text.partition("warning: without effect in this run: ")[2]
+
+
+def test_keys_without_effect_are_said() -> None:
+    assert idle(momentum=0.9, optimizer="adamw") == "momentum = 0.9 (optimizer = 'adamw')"
+    assert idle(partition="iid", alpha=0.5, min_examples=3) == (
+        "alpha = 0.5 (partition = 'iid'), min-examples = 3 (partition = 'iid')"
+    )
+    assert idle(classes_per_client=3) == "classes-per-client = 3 (partition = 'dirichlet')"
+    assert idle(lr_step_rounds=2) == "lr-step-rounds = 2 (lr-schedule = 'constant')"
+    assert idle(label_column="kind") == "label-column = 'kind' (dataset = 'digits')"
+    assert idle(public_size=9) == "public-size = 9 (method = 'fedavg')"
+    assert idle(**{"fedprox.mu": 0.5}) == "fedprox.mu = 0.5 (method = 'fedavg')"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"momentum": 0.9},
+        {"momentum": 0.0, "optimizer": "adam"},
+        {"alpha": 0.5, "min_examples": 3},
+        {"partition": "pathological", "classes_per_client": 3},
+        {"partition": "iid", "size_sigma": 0.5, "min_examples": 3},
+        {"lr_schedule": "step", "lr_step_rounds": 2},
+        {"method": "cofed", "public_size": 9},
+        {"method": "fedprox", "fedprox.mu": 0.5},
+        {"tasks": "text@tsv", "label_column": "kind", "models": "text-small"},
+    ],
+)
+def test_keys_with_effect_are_not(changed: dict[str, Any]) -> None:
+    assert idle(**changed) == ""
