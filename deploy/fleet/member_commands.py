@@ -23,9 +23,7 @@ def add(fleet: Fleet, options: argparse.Namespace) -> int:
 
 def revoke(fleet: Fleet, options: argparse.Namespace) -> int:
     """Put a device out of the running fleet."""
-    device = _named(fleet, options)
-    revoke_device(fleet, device)
-    _say_if_any(reload_proxy(fleet))
+    device = _put_out(fleet, options)
     say(f"{device.name} is revoked: its key is refused from now on, for ever; `wildflower fleet "
         f"add {fleet.source} {device.client_id}` would let it in with a new one")  # fmt: skip
     return 0
@@ -33,9 +31,7 @@ def revoke(fleet: Fleet, options: argparse.Namespace) -> int:
 
 def remove(fleet: Fleet, options: argparse.Namespace) -> int:
     """Put a device out of the running fleet, and say what is left of it here."""
-    device = _named(fleet, options)
-    revoke_device(fleet, device)
-    _say_if_any(reload_proxy(fleet))
+    device = _put_out(fleet, options)
     known = any(device.client_id == other.client_id for other in fleet.devices)
     left = f"; take it out of {fleet.source}" if known else ""
     say(f"{device.name} is removed: its key is refused from now on, for ever{left}")
@@ -55,6 +51,14 @@ def client_id(options: argparse.Namespace, fleet: Fleet) -> int:
             f"client-id = {options.client_id!r}: expected that of a device of {fleet.source}"
         )
     return int(options.client_id)
+
+
+def _put_out(fleet: Fleet, options: argparse.Namespace) -> Device:
+    """Let the key of the device that a command names be refused from now on."""
+    device = _named(fleet, options)
+    revoke_device(fleet, device)
+    _say_if_any(reload_proxy(fleet))
+    return device
 
 
 def _named(fleet: Fleet, options: argparse.Namespace) -> Device:
