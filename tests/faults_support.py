@@ -26,6 +26,9 @@ CLIENTS = ("client-0", "client-1", "client-2")
 STRANGER = "client-3"
 """The device whose key the SuperLink does not know."""
 
+ARRIVED = "Sent successfully"
+"""What a SuperNode logs when the SuperLink has an answer and its arrays."""
+
 SETTINGS: dict[str, Any] = {
     **SMALL,
     "method": "fedre",
@@ -82,6 +85,7 @@ class Faults:
         self.running = running
         self.hold = hold
         self.runs = runs
+        self._begun = (0, 0)
 
     def everyone(self) -> None:
         """Start what an earlier test has ended, and wait for it."""
@@ -94,6 +98,7 @@ class Faults:
         keys = {key.replace("_", "-"): value for key, value in config.items()}
         kind = "resume" if (self.runs / name).is_dir() else "run-name"
         own: dict[str, Any] = {"output-dir": str(self.runs), "round-timeout": LIMIT, kind: name}
+        self._begun = self.rounds(name), self._answers()
         return self.running.submit(SETTINGS | own | keys)
 
     def wait(self, run_id: str) -> FlowerRun:
@@ -145,6 +150,10 @@ class Faults:
         root = self.running.fleet.files.of(f"client-{client_id}") / "state" / name
         return root / f"client-{client_id:05d}"
 
+    def _answers(self) -> int:
+        """Return how many answers of client 0 have arrived, all of their arrays."""
+        return Path(self.running.processes[CLIENTS[0]].log).read_text().count(ARRIVED)
+
     def wait_in_run(self, run_id: str, condition: Callable[[], bool], what: str) -> None:
         """Wait until a condition holds while a run is under way."""
         asked = time.monotonic()
@@ -167,10 +176,16 @@ class Faults:
         self.wait_in_run(run_id, lambda: self.rounds(name) >= number, what)
 
     def wait_in_round(self, name: str, number: int, run_id: str) -> None:
-        """Wait until client 0 has trained in a round, which has not ended if client 1 is held."""
+        """Wait until client 0 has trained in a round, which has not ended if client 1 is held.
+
+        Its answer is with the SuperLink then: what is cut off in the middle is lost, and recorded.
+        """
         states = self.states(0, name)
         what = f"training in round {number} of run {name}"
         self.wait_in_run(run_id, lambda: number in rounds_in(states), what)
+        before, answers = self._begun
+        wanted = answers + 1 + number - before  # one is that to the registration
+        self.wait_in_run(run_id, lambda: self._answers() >= wanted, f"the answer to {what}")
         assert self.rounds(name) == number - 1
 
 
