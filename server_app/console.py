@@ -187,6 +187,8 @@ def closing_lines(summary: Mapping[str, Any]) -> str:
     plain = is_plain({task: entry["metric"] for task, entry in scores.items()})
     lines = _accuracy_lines(summary) if plain else _score_lines(summary)
     lines += _delta_lines(summary)
+    if out := summary.get("quarantined"):
+        lines.append(f"warning: in quarantine, refused again and again: {named_clients(out)}")
     lines += [
         f"a round moves  {human(traffic['uplink_scalars_per_round'])} scalars up, "
         f"{human(traffic['downlink_scalars_per_round'])} down",

@@ -9,6 +9,10 @@ from strategies.base.messages import MetricRow
 
 COUNTERS = ("examples_seen", "flops")
 """Metrics of training that count something, so that exchanges of a round add to them."""
+REFUSED = "refused payload"
+"""How the reason begins where what a client sent was not as declared."""
+QUARANTINE_KIND = "quarantine"
+"""Kind of a failure that says that a client takes no more part, see `rounds.quarantine`."""
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from server_app.records.csv_tables import (
     read_fields,
     read_table,
 )
+from server_app.records.round_result import QUARANTINE_KIND
 
 SERVER = "server"
 
@@ -106,6 +107,12 @@ class RunRecords:
     def clients_failed(self) -> int:
         """How often a client was left out; those without anything to do are not counted."""
         return int((self.failures["kind"] != "skipped").sum())
+
+    @property
+    def quarantined(self) -> list[int]:
+        """Clients that were refused too often to take part until the end, by id."""
+        own = self.failures[self.failures["kind"] == QUARANTINE_KIND]
+        return sorted({int(client) for client in own["client"]})
 
     def of_task(self, task: str) -> RunRecords:
         """Return the run with one task's clients and what they measured alone.

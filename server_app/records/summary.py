@@ -50,6 +50,7 @@ def summarise(directory: Path, run: RunConfig, clients: int) -> dict[str, Any]:
         "traffic": _traffic(records),
         "time": _time(records),
         "clients_failed": records.clients_failed,
+        "quarantined": records.quarantined,
     }
 
 

@@ -9,6 +9,7 @@ from server_app.formats import NOT_RECORDED
 from server_app.records.basis import caveats
 from server_app.records.curves import TaskView, task_views
 from server_app.records.histories import History, histories
+from server_app.records.round_result import QUARANTINE_KIND
 from server_app.records.run_reader import Client, RunRecords, section
 from server_app.records.scores import weighted_mean
 from server_app.report.html import DASH, render, unknown
@@ -219,7 +220,10 @@ FAILURES = """\
 
 def failure_table(run: RunRecords) -> Markup:
     """Return the failures with their reasons, cut to a readable length."""
-    rows = run.failures.head(MOST_FAILURES).to_dict("records")
+    # Who was put into quarantine comes first: the rounds of refusals before it may be many.
+    later = run.failures["kind"] != QUARANTINE_KIND
+    ordered = run.failures.iloc[later.to_numpy().argsort(kind="stable")]
+    rows = ordered.head(MOST_FAILURES).to_dict("records")
     more = len(run.failures) - MOST_FAILURES
     return render(FAILURES, rows=rows, most=MOST_REASON, more=more)
 

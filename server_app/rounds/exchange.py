@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterator
 
 from flwr.app import Message
 
-from server_app.records.round_result import Failure, RoundResult, Traffic
+from server_app.records.round_result import REFUSED, Failure, RoundResult, Traffic
 from server_app.records.soundness import DIVERGED_KIND
 from server_app.rounds.method_server import MethodServer
 from server_app.rounds.roster import Roster
@@ -169,7 +169,7 @@ class Exchange:
         for client_id, reason in unlike_others(sizes, self.server.run.max_update).items():
             del self._ready[client_id]
             self.result.rows = [row for row in self.result.rows if row[0] != client_id]
-            self._fail(client_id, "train", f"refused payload: {reason}")
+            self._fail(client_id, "train", f"{REFUSED}: {reason}")
 
     def _refuse_empty_round(self) -> None:
         reasons = "; ".join(f"client {f.client_id}: {f.reason}" for f in self.result.failures[:5])
@@ -208,7 +208,7 @@ class Exchange:
         try:
             update = self.server.read(client_id, answer.message.content, self.control.phase)
         except PayloadError as error:
-            self._fail(client_id, answer.sent.kind, f"refused payload: {error}")
+            self._fail(client_id, answer.sent.kind, f"{REFUSED}: {error}")
             return
         self._accept(update, answer.sent.kind)
 

@@ -17,7 +17,6 @@ from server_app.records.recorder import Recorder
 from server_app.records.round_result import RoundResult
 from server_app.records.run_directory import FAILED, RunDirectory, early_end, write_atomically
 from server_app.records.soundness import unsound_rounds
-from server_app.rounds.divergence import DivergenceWatch
 from server_app.rounds.exchange import Exchange, RunError
 from server_app.rounds.message_factory import MessageFactory
 from server_app.rounds.method_server import MethodServer
@@ -25,7 +24,6 @@ from server_app.rounds.notes import RoundNotes
 from server_app.rounds.participants import choose_participants
 from server_app.rounds.roster import Roster
 from server_app.rounds.send_order import SendOrder, short_thread_turns
-from server_app.rounds.server_steps import ServerStepWatch
 from server_app.rounds.transport import Transport, is_simulation
 from strategies.base.files import NotWrittenError
 from strategies.base.messages import Control
@@ -82,14 +80,10 @@ class RoundLoop:
         self.transport = Transport(grid)
         # A message outlives its round's deadline a little, so that the deadline decides.
         self.messages = MessageFactory(directory.name, {}, ttl=run.round_timeout + 30)
-        self.roster = Roster(server, self.transport, self.messages, directory.refuse)
+        self.notes = RoundNotes(server, self.recorder, directory.path)
+        barred = self.notes.quarantine.clients
+        self.roster = Roster(server, self.transport, self.messages, directory.refuse, barred)
         self.send_order = SendOrder()
-        self.notes = RoundNotes(
-            server,
-            self.recorder,
-            DivergenceWatch(directory.path / "metrics.csv"),
-            ServerStepWatch(directory.path / "metrics.csv", run.method),
-        )
         self.session = secrets.token_hex(8)
         self.resumed_at = 0
 
@@ -184,10 +178,11 @@ class RoundLoop:
         infos = self.server.clients
         if infos != known:
             self.directory.write_clients(infos)
-            self.notes.who_is_not_trained()
+            self.notes.who_is_unusual()
             say(f"joined: clients {sorted(i for i in infos if infos[i] != known.get(i))}")
         self.notes.lost_states(outcome)
         self.notes.diverged(outcome)
+        self.notes.refused_too_often(outcome)
         self.recorder.add(outcome)
         self.notes.left_out(number, self.roster.problems)
         unsound = unsound_rounds(self.directory.path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from flwr.app import Message, RecordDict
 
 from models import ModelError
+from server_app.rounds.example_limit import example_limit, limited
 from server_app.rounds.message_factory import MessageFactory
 from server_app.rounds.unlike_clients import unlike_data, unlike_public_data, unlike_tokenisers
 from strategies.base.bounds import Sizes, refuse_large, sizes_of
@@ -37,6 +39,8 @@ class MethodServer:
         Everything of the server that survives a round; None before `begin`.
     server_round, exchange : int
         What is going on now; the half is told in its context.
+    devices : bool
+        Whether clients are devices of their own, so that not all they say is believed.
     """
 
     def __init__(self, run: RunConfig) -> None:
@@ -46,6 +50,7 @@ class MethodServer:
         self.state: Any = None
         self.server_round = 0
         self.exchange = 1
+        self.devices = False
         self.remarks = self.half.check_run(run)
         self._received: dict[int, Sizes] = {}
 
@@ -58,6 +63,12 @@ class MethodServer:
     def context(self) -> ServerContext:
         """What the half is given now."""
         return ServerContext(self.run, self.clients, self.server_round, self.exchange)
+
+    @property
+    def most_examples(self) -> int | None:
+        """With how many examples an update counts at most; None where there is no limit."""
+        infos = self.clients.values()
+        return example_limit(self.run.max_examples, infos, devices=self.devices)
 
     def begin(self) -> None:
         """Make the state of before round 1, whatever is going on; the clients are known by then."""
@@ -175,5 +186,10 @@ class MethodServer:
         return update
 
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
-        """Let the half work the updates into the state; return its metrics."""
+        """Let the half work the updates into the state; return its metrics.
+
+        None of them counts with more examples than `max-examples` allows.
+        """
+        if (most := self.most_examples) is not None:
+            updates = map(functools.partial(limited, most=most), updates)
         return self.half.aggregate(self.context, self.state, updates)

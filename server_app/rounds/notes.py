@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from server_app import console
 from server_app.console import say
+from server_app.records.client_tasks import named_clients
 from server_app.records.recorder import Recorder
 from server_app.records.round_result import Failure, RoundResult
 from server_app.rounds.divergence import DivergenceWatch, warning
 from server_app.rounds.method_server import MethodServer
+from server_app.rounds.quarantine import Quarantine
 from server_app.rounds.server_steps import ServerStepWatch
 
 
@@ -20,35 +24,52 @@ class RoundNotes:
         Knows the clients.
     recorder : Recorder
         Knows the scores so far, and writes failures.
-    divergence, steps : DivergenceWatch, ServerStepWatch
-        Of this run.
+    directory : Path
+        Of the run, with its records.
+
+    Attributes
+    ----------
+    quarantine : Quarantine
+        Who takes no more part.
     """
 
-    def __init__(
-        self,
-        server: MethodServer,
-        recorder: Recorder,
-        divergence: DivergenceWatch,
-        steps: ServerStepWatch,
-    ) -> None:
+    def __init__(self, server: MethodServer, recorder: Recorder, directory: Path) -> None:
         self.server = server
         self.recorder = recorder
-        self.divergence = divergence
-        self.steps = steps
+        self.divergence = DivergenceWatch(directory / "metrics.csv")
+        self.steps = ServerStepWatch(directory / "metrics.csv", server.run.method)
+        self.quarantine = Quarantine(directory)
+        self._limits_said: dict[int, int] = {}
         self.durations: list[float] = []
 
     def begin(self) -> None:
-        """Take up what a resumed run has seen, and say who has nothing to train on."""
+        """Take up what the records of a resumed run say, and say which clients are unusual."""
         self.divergence.begin()
         self.steps.begin()
-        self.who_is_not_trained()
+        self.quarantine.begin()
+        if out := sorted(self.quarantine.clients):
+            say(f"in quarantine from before: {named_clients(out)}")
+        self.who_is_unusual()
 
-    def who_is_not_trained(self) -> None:
-        """Say which clients have nothing to train on."""
+    def who_is_unusual(self) -> None:
+        """Say which clients have nothing to train on, or count with less than they say."""
         infos = self.server.clients
+        self._who_is_limited()
         for client_id in sorted(infos):
             if infos[client_id].train_examples == 0:
                 say(f"client {client_id} has no training examples: it is evaluated, not trained")
+
+    def _who_is_limited(self) -> None:
+        """Say once for every limit who counts with less examples than it says it has."""
+        most = self.server.most_examples
+        for client, info in sorted(self.server.clients.items()):
+            if most is None or info.train_examples <= most or self._limits_said.get(client) == most:
+                continue
+            self._limits_said[client] = most
+            say(
+                f"warning: client {client} says that it has {info.train_examples:,} training "
+                f"examples; in means it counts with {most:,} (max-examples)"
+            )
 
     def left_out(self, number: int, problems: list[tuple[int | None, str]]) -> None:
         """Say and record who could not join, and empty the list of them."""
@@ -81,6 +102,13 @@ class RoundNotes:
             outcome.failures += found
         if (said := self.steps.look(outcome)) is not None:
             say(said)
+
+    def refused_too_often(self, outcome: RoundResult) -> None:
+        """Say who takes no more part in the run."""
+        found = self.quarantine.look(outcome)
+        for failure in found:
+            say(f"warning: client {failure.client_id} is in quarantine: {failure.reason}")
+        outcome.failures += found
 
     def say_round(self, outcome: RoundResult) -> None:
         """Print the line of a round: scores, traffic, and the time that is left."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 
 from flwr.serverapp import Grid
 
+from server_app.records.client_tasks import named_clients
 from server_app.rounds.client_answers import Problem, grouped, read_answer
 from server_app.rounds.in_process import InProcessGrid
 from server_app.rounds.key_names import KeyNames
@@ -29,6 +31,8 @@ class Roster:
         Of the run.
     refuse : callable, optional
         Returns why a client information cannot be accepted, or None.
+    barred : set of int, optional
+        Clients that take no part, whether they are there or not; may grow while the run goes on.
     """
 
     def __init__(
@@ -37,8 +41,10 @@ class Roster:
         transport: Transport,
         messages: MessageFactory,
         refuse: Callable[[ClientInfo], str | None] = lambda info: None,
+        barred: AbstractSet[int] = frozenset(),
     ) -> None:
         self.server = server
+        self.barred = barred
         self.refuse = refuse
         self.run = server.run
         self.transport = transport
@@ -47,6 +53,7 @@ class Roster:
         self._key_names = KeyNames(transport.grid)
         grid = transport.grid
         self._one_machine = is_simulation(grid) or isinstance(grid, InProcessGrid)
+        server.devices = not self._one_machine
         self._asked: dict[int, float] = {}
         self._failed: set[int] = set()
         self._reported: set[tuple[int, str]] = set()
@@ -179,9 +186,10 @@ class Roster:
             self.problems.append((problem.client_id, problem.text))
 
     def online(self) -> list[int]:
-        """Return the ids of the clients that can be reached now, ascending."""
+        """Return the ids of the clients that can be reached now and may take part, ascending."""
         nodes = set(self.grid.get_node_ids())
-        return sorted(c for c, node in self.messages.nodes.items() if node in nodes)
+        there = {c for c, node in self.messages.nodes.items() if node in nodes}
+        return sorted(there - self.barred)
 
     def wait_online(self) -> list[int]:
         """Return who is online, once there are `min-clients` and one of them can train.
@@ -203,9 +211,10 @@ class Roster:
                 return online
             if time.monotonic() >= deadline:
                 lack = "" if can_train else ", none of them with training examples,"
+                out = f"; in quarantine: {named_clients(sorted(self.barred))}" * bool(self.barred)
                 raise RegistrationError(
                     f"{len(online)} of {self.run.min_clients} clients{lack} after "
-                    f"{self.run.wait_timeout:g} s (min-clients, wait-timeout)"
+                    f"{self.run.wait_timeout:g} s (min-clients, wait-timeout){out}"
                 )
             self.invite(again=False)
             for answer in self.transport.arrived():

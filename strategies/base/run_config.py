@@ -150,6 +150,9 @@ class RunConfig:
         Seconds to wait for them.
     round_timeout
         Seconds after which a round goes on without the clients that have not answered.
+    max_examples
+        With how many examples a client's update counts at most in a mean. "auto": on devices 10
+        times the median of the clients' counts, in a simulation no limit.
     on_client_error
         "skip" leaves a client that failed out of the round, and on devices one that is wrong at
         its registration out of the run; "stop" ends the run.
@@ -214,6 +217,7 @@ class RunConfig:
     min_clients: int = option(2, minimum=1)
     wait_timeout: float = option(120.0, above=0)
     round_timeout: float = option(3600.0, above=0)
+    max_examples: int | str = option(AUTO, kind=int, minimum=1)
     on_client_error: str = option("skip", "stop")
     max_update: float = option(1e30, minimum=0)
     method_config: Any = None

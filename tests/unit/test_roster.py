@@ -407,6 +407,16 @@ def test_who_is_away_is_waited_for_and_named() -> None:
     assert roster.wait_online() == [0, 1]
 
 
+def test_the_roster_passes_over_who_is_barred() -> None:
+    roster, _ = a_roster({35: a_client_info(0), 36: a_client_info(1), 37: a_client_info(2)})
+    roster.assemble()
+    roster.barred = {1}
+    assert roster.online() == [0, 2]
+    roster.barred = {1, 2}
+    with pytest.raises(RegistrationError, match=r"1 of 2 clients .*; in quarantine: clients 1, 2$"):
+        roster.wait_online()
+
+
 def test_an_error_answer_at_the_wrong_time_is_noted() -> None:
     roster, _ = a_roster({35: a_client_info(0), 36: a_client_info(1)})
     roster.take(Answer(Sent("query", 99, None), None, "ValueError: late"))

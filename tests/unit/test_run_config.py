@@ -83,6 +83,7 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "min-clients": ([0, 2.0, True], "an integer of at least 1"),
     "wait-timeout": ([0, -1, "120", math.inf], "a number above 0"),
     "round-timeout": ([0, -1, None], "a number above 0"),
+    "max-examples": ([0, 1.5, "many", True], 'an integer of at least 1 or "auto"'),
     "on-client-error": (["ignore", True], "one of skip, stop"),
     "max-update": ([-1, "10", True, math.inf, math.nan], "a number of at least 0"),
 }
