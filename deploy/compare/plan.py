@@ -197,7 +197,7 @@ def _planned(
     }  # fmt: skip
     with searching(str(config.get("code-dir", ""))):
         run = parse_run_config(config)
-    _check_data_and_models(run)
+        _check_data_and_models(run)
     return PlannedRun(variant.label, method.label, method.method, run.seed, config, run)
 
 

@@ -29,9 +29,11 @@ SETTINGS: dict[str, Any] = {
     **TINY,
     "sample_fraction": 0.7,  # two of three: a client that skips a round keeps its state
 }
-ROUNDS = 6
+ROUNDS = 4
+KILLED_IN = 3
+"""The round in which a run is cut off; there are rounds before and after it."""
 LIMIT = 120.0
-"""Seconds a child may take to reach round 4, many times what it needs."""
+"""Seconds a child may take to reach its last round, many times what it needs."""
 
 
 @cache
@@ -47,7 +49,7 @@ def processes() -> ForkServerContext:
 
 
 def run_until_killed(directory: Path, tested: Candidate, announce: Connection) -> None:
-    """Run a federation that, in round 4, asks to be killed while its second client is at work.
+    """Run a federation that, in round 3, asks to be killed while its second client is at work.
 
     The first client has saved its state by then, and the server knows nothing of it.
     """
@@ -57,12 +59,12 @@ def run_until_killed(directory: Path, tested: Candidate, announce: Connection) -
         def _answer(self, message: Message) -> Message:
             nonlocal at_work
             metadata = message.metadata
-            at_work += (metadata.message_type, metadata.group_id) == ("train", "4")
+            at_work += (metadata.message_type, metadata.group_id) == ("train", str(KILLED_IN))
             if at_work != 2:
                 return super()._answer(message)
             announce.send_bytes(b"at work")
             super()._answer(message)
-            time.sleep(LIMIT)  # however late the signal comes, round 4 does not end before it
+            time.sleep(LIMIT)  # however late the signal comes, the round does not end before it
             raise SystemExit("this process was to be killed")
 
     directory.mkdir(parents=True, exist_ok=True)
@@ -74,8 +76,8 @@ def run_until_killed(directory: Path, tested: Candidate, announce: Connection) -
             raise
 
 
-def kill_in_round_four(directory: Path, tested: Candidate) -> Outcome:
-    """Start the run in a process of its own and end it with SIGKILL in the middle of round 4."""
+def kill_in_its_round(directory: Path, tested: Candidate) -> Outcome:
+    """Start the run in a process of its own and end it with SIGKILL in the middle of a round."""
     reader, writer = processes().Pipe(duplex=False)
     process = processes().Process(
         target=run_until_killed, args=(directory, tested, writer), daemon=True
@@ -92,7 +94,8 @@ def kill_in_round_four(directory: Path, tested: Candidate) -> Outcome:
         reader.close()
     expect(
         told == b"at work",
-        f"the process came to no second client in round 4: {told.decode() or 'it said nothing'}",
+        f"the process came to no second client in round {KILLED_IN}: "
+        f"{told.decode() or 'it said nothing'}",
     )
     expect(process.exitcode == -signal.SIGKILL, f"the killed process ended with {process.exitcode}")
     killed = Outcome(directory / "run")
@@ -101,16 +104,16 @@ def kill_in_round_four(directory: Path, tested: Candidate) -> Outcome:
 
 
 def killed_and_resumed_equals_whole(tested: Candidate, directory: Path) -> None:
-    """Kill a run in round 4 and resume it: it equals one left alone, bit for bit."""
+    """Kill a run in round 3 and resume it: it equals one left alone, bit for bit."""
     parts, settings = directory / "parts", {"num_rounds": ROUNDS, **SETTINGS}
-    killed = kill_in_round_four(parts, tested)
+    killed = kill_in_its_round(parts, tested)
     expect(not (killed.path / "summary.json").exists(), "killed, it has a summary.json")
     rounds = [row["round"] for row in killed.rows("rounds")]
-    expect(rounds == ["1", "2", "3"], f"killed in round 4, it has rounds {rounds}")
+    expect(rounds == ["1", "2"], f"killed in round {KILLED_IN}, it has rounds {rounds}")
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         resumed = tested.run(parts, CLIENTS, resume="run", **settings)
-    expect("resuming after round 3" in output.getvalue(), "it was not resumed after round 3")
+    expect("resuming after round 2" in output.getvalue(), "it was not resumed after round 2")
     expect(resumed.config["status"] == "completed", f"resumed, it is {resumed.config['status']}")
     whole = tested.run(directory / "whole", CLIENTS, **settings)
     for name in ("metrics", "traffic"):
@@ -139,9 +142,9 @@ def stop_in_round(number: int, directory: Path, tested: Candidate, **settings: A
     raise NotKept(f"the run had no training in round {number}")
 
 
-def stop_in_round_four(directory: Path, tested: Candidate) -> Outcome:
-    """Do in this process what `kill_in_round_four` does with another: cheaper, and less."""
-    return stop_in_round(4, directory, tested, num_rounds=ROUNDS, **SETTINGS)
+def stop_in_its_round(directory: Path, tested: Candidate) -> Outcome:
+    """Do in this process what `kill_in_its_round` does with another: cheaper, and less."""
+    return stop_in_round(KILLED_IN, directory, tested, num_rounds=ROUNDS, **SETTINGS)
 
 
 def optimizer_is_kept(tested: Candidate, directory: Path, *, extended: bool = False) -> None:

@@ -23,6 +23,34 @@ from tests.support import Outcome, run_federation
 REPOSITORY = Path(__file__).parents[2]
 SECONDS = 400
 
+HELD_MODELS = """
+import time
+from pathlib import Path
+
+from torch import nn
+
+HERE = Path(__file__).parent
+
+
+class Held(nn.Module):
+    def forward(self, images):
+        deadline = time.monotonic() + 400
+        hold, rounds = HERE / "hold", HERE / "out" / "two-fedre-seed0" / "rounds.csv"
+        while self.training and hold.exists() and time.monotonic() < deadline:
+            if not rounds.is_file() or len(rounds.read_text().splitlines()) < 3:
+                break
+            time.sleep(0.1)
+        return images
+
+
+def held(shape):
+    pixels = shape.channels * shape.image_size**2
+    body = nn.Sequential(Held(), nn.Flatten(), nn.Linear(pixels, 64), nn.ReLU())
+    body.raw_dim = 64
+    return body
+"""
+"""A model that, while there is a file `hold`, does not train in the third round of FedRE's run."""
+
 
 def start(path: Path, log: Path) -> subprocess.Popen[bytes]:
     with log.open("wb") as file:
@@ -53,7 +81,9 @@ def in_one_process(directory: Path, config: dict[str, Any]) -> Outcome:
 
 @pytest.mark.e2e
 def test_an_interrupted_comparison_goes_on_and_then_skips_everything(tmp_path: Path) -> None:
-    path, log = tmp_path / "two.yaml", tmp_path / "log.txt"
+    path, log, hold = tmp_path / "two.yaml", tmp_path / "log.txt", tmp_path / "hold"
+    (tmp_path / "held_models.py").write_text(HELD_MODELS)
+    hold.touch()
     path.write_text(
         yaml.safe_dump(
             {
@@ -65,10 +95,10 @@ def test_an_interrupted_comparison_goes_on_and_then_skips_everything(tmp_path: P
                 "target-accuracy": 0.01,
                 "parallel-workers": 1,
                 "settings": {
-                    "num-rounds": 4,
-                    "local-epochs": 2,
-                    "subset": 0.5,
-                    "models": "cnn5, cnn2",
+                    "num-rounds": 3,
+                    "subset": 0.15,
+                    "models": "cnn2, held_models:held",
+                    "code-dir": str(tmp_path),
                 },
             }
         )
@@ -86,7 +116,8 @@ def test_an_interrupted_comparison_goes_on_and_then_skips_everything(tmp_path: P
     finally:
         process.kill()
     assert left_behind(path) == set()
-    assert finished(run) < 4
+    assert finished(run) == 2
+    hold.unlink()
     assert "1 of 2 runs complete" in (tmp_path / "out/two.html").read_text()
 
     process = start(path, log)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.compare.plan import make_plan
 from deploy.run import with_code_dir
 from models import InputShape, ModelError, build_model, model_info
 from models.own_code import OwnCodeError, load_own, searching
@@ -151,6 +152,22 @@ def test_other_processes_get_the_working_directory(
     assert with_code_dir(named) == {**named, "code-dir": str(folder)}
     for config in ({"models": "cnn5"}, {"models": "elsewhere:tiny"}, {**named, "code-dir": "/a"}):
         assert with_code_dir(config) == config
+
+
+def test_a_comparison_finds_it_in_the_code_dir_of_its_settings(folder: Path) -> None:
+    (folder / "nets.py").write_text(OWN_MODEL)
+    settings = {"models": "nets:tiny", "code-dir": str(folder)}
+    plan = make_plan(
+        {
+            "name": "own",
+            "output-dir": str(folder),
+            "clients": 2,
+            "methods": ["local"],
+            "seeds": [0],
+            "settings": settings,
+        }
+    )
+    assert [run.config["models"] for run in plan.runs] == ["nets:tiny"]
 
 
 @pytest.fixture

@@ -88,7 +88,7 @@ def test_the_template_passes_all_checks(
     """With a run that ends itself in place of the killed one, which tests/contract has."""
     (here / "my").mkdir()
     (here / "my" / "my_method.py").write_text(TEMPLATE)
-    monkeypatch.setattr(resume, "kill_in_round_four", resume.stop_in_round_four)
+    monkeypatch.setattr(resume, "kill_in_its_round", resume.stop_in_its_round)
     given = ["--code-dir", "my", "--method-options", "weight=0.3"]
     assert main(["test-method", "my_method", *given]) == 0
     output = capsys.readouterr().out
