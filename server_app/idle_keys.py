@@ -32,6 +32,10 @@ def _unread(run: RunConfig) -> dict[str, list[str]]:
             *["classes-per-client"] * (partition not in ("pathological", "class-shares")),
             *["min-examples"] * (partition != "dirichlet" and not run.size_sigma),
         ],
+        f"robust-mean = {run.robust_mean!r}": [
+            *["robust-trim"] * (run.robust_mean != "trimmed"),
+            *["robust-clip"] * (run.robust_mean != "clipped"),
+        ],
         f"lr-schedule = {schedule!r}": ["lr-step-rounds"] * (schedule != "step"),
         f"dataset = {run.dataset!r}": [] if sentences else ["label-column", "text-column"],
         f"method = {run.method!r}": (

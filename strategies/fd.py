@@ -43,6 +43,7 @@ from strategies.base.options import option
 from strategies.base.payload import array
 from strategies.base.server import ServerContext, ServerHalf
 from strategies.common.prototypes import ClassAverage, spread_by_class
+from strategies.common.robust import class_average
 from strategies.common.training import train_epochs
 
 
@@ -235,6 +236,8 @@ class Server(ServerHalf[ServerState, Downlink]):
     ) -> Downlink | None:
         if client is None:
             return None  # each is told what the others know
+        if context.run.robust_mean != "off":
+            return Downlink(*self._robust_others(context, state, str(client.client_id)))
         own_ids, own_logits = self._averaged(context, state, str(client.client_id))
         if context.config.include_own:
             own_ids, own_logits = own_ids[:0], own_logits[:0]
@@ -261,6 +264,20 @@ class Server(ServerHalf[ServerState, Downlink]):
         state.sums, state.holders = sum_over_clients(ids, logits, classes)
         return {"clients_known": float(len(state.class_ids))}
 
+    def _robust_others(
+        self, context: ServerContext, state: ServerState, own: str
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Return the classes that others hold, (m,), and the robust means of their logits, (m, C).
+
+        These cannot be had from sums, so that a round takes time with the square of the clients.
+        """
+        average = class_average(context.run, context.dims["C"], context.dims["C"])
+        for other in sorted(state.class_ids, key=int):
+            if other != own or context.config.include_own:
+                average.add(*self._averaged(context, state, other))
+        held, means, _ = average.result()
+        return held, means
+
     def _averaged(
         self, context: ServerContext, state: ServerState, client: str
     ) -> tuple[Tensor, Tensor]:
@@ -278,4 +295,5 @@ METHOD = register(
     __name__,
     summary="clients distil each other's mean logits of every class",
     common_feature_dim=False,
+    averages=True,
 )

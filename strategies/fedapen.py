@@ -274,4 +274,5 @@ METHOD = register(
     common_feature_dim=False,
     shares_reader=True,
     refuses=refuses,
+    averages=True,
 )

@@ -47,6 +47,7 @@ from strategies.base.payload import PayloadError, array
 from strategies.base.rng import SERVER, derive_seed, isolated_torch_rng
 from strategies.base.server import LOSS_AFTER, LOSS_BEFORE, ServerContext, ServerHalf
 from strategies.common.head import HeadClient, HeadPayload, head_arrays, initial_linear
+from strategies.common.robust import mean_over_clients
 from strategies.common.training import train_epochs
 
 
@@ -325,7 +326,14 @@ class Server(ServerHalf[ServerState, Downlink]):
         weights = torch.from_numpy(np.stack([uplink.head_weight for uplink, _ in received]))
         biases = torch.from_numpy(np.stack([uplink.head_bias for uplink, _ in received]))
         counts = torch.from_numpy(np.stack([uplink.label_counts for uplink, _ in received]))
-        weight, bias = average_heads(weights, biases, torch.tensor([n for _, n in received]))
+        examples = [n for _, n in received]
+        weight, bias = average_heads(weights, biases, torch.tensor(examples))
+        if context.run.robust_mean != "off":
+            held = {"weight": state.head_weight, "bias": state.head_bias}
+            mean = mean_over_clients(context.run, held)
+            for uplink, count in received:
+                mean.add({"weight": uplink.head_weight, "bias": uplink.head_bias}, count)
+            weight, bias = mean.means().values()
         teachers: Teachers = (weights, biases, class_shares(counts))
         if context.config.teacher == "mean-logits":
             # A mean of the logits of linear heads is the logits of their mean.
@@ -345,4 +353,5 @@ METHOD = register(
     __name__,
     summary="an averaged head, and a generator of representations that distils all heads",
     training=Training(optimizer="sgd", lr=0.01),
+    averages=True,
 )

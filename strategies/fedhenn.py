@@ -42,6 +42,7 @@ from strategies.base.server import ServerContext, ServerHalf
 from strategies.base.state import Transient
 from strategies.common.losses import task_loss
 from strategies.common.public import PublicInputs, evaluating
+from strategies.common.robust import mean_over_clients
 from strategies.common.training import train_epochs
 
 
@@ -225,14 +226,13 @@ class Server(ServerHalf[ServerState, Downlink]):
     def aggregate(
         self, context: ServerContext, state: ServerState, updates: Iterable[ClientUpdate]
     ) -> dict[str, float]:
-        total, count = np.zeros(0), 0
+        mean, count = mean_over_clients(context.run), 0
         for update in updates:
-            kernel = update.uplink.kernel
-            if len(kernel):
-                total = kernel.astype(np.float64) if count == 0 else total + kernel
+            if len(update.uplink.kernel):
+                mean.add({"kernel": update.uplink.kernel}, 1)
                 count += 1
-        mean = total / count if count else total
-        state.mean = mean.astype(np.float32)  # of this round only: after training none came
+        # Of this round only: after training none came.
+        state.mean = mean.means()["kernel"].numpy() if count else np.empty(0, dtype=np.float32)
         return {"kernels": float(count)} if count else {}
 
 
@@ -244,4 +244,5 @@ METHOD = register(
     common_feature_dim=False,
     any_task=True,
     public_data=True,
+    averages=True,
 )

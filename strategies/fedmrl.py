@@ -243,4 +243,5 @@ METHOD = register(
     evaluate_when="post",
     common_feature_dim=False,
     shares_reader=True,
+    averages=True,
 )

@@ -49,6 +49,7 @@ from strategies.common.layerwise import (
 )
 from strategies.common.layerwise_server import LayerwiseServer, optimizer_of
 from strategies.common.losses import cross_entropy_of
+from strategies.common.robust import mean_over_clients
 from strategies.common.training import train_epochs
 from strategies.common.weights import RunningMean
 
@@ -149,6 +150,8 @@ class Server(LayerwiseServer[ServerState]):
         With q_k = p_k / a_k and m = sum_k q_k w_k / sum_k q_k, the formula is
         w + f (m - w), f = (sum_k p_k a_k) (sum_k q_k): one weighted mean is all there is to keep.
         """
+        if context.run.robust_mean != "off":
+            return self._aggregate_robustly(context, state, updates)
         trained, efforts, buffers = RunningMean(), RunningMean(), RunningMean()
         for update in updates:
             share = update.num_examples if self.weighted(context, state) else 1
@@ -166,6 +169,29 @@ class Server(LayerwiseServer[ServerState]):
         weights |= buffers.means()
         return {}
 
+    def _aggregate_robustly(
+        self, context: ServerContext, state: ServerState, updates: Iterable[ClientUpdate]
+    ) -> dict[str, float]:
+        """Move every entry by the robust mean of (w_k - w) / a_k, times that of a_k."""
+        run, weights = context.run, state.weights
+        moves, efforts = mean_over_clients(run), mean_over_clients(run)
+        buffers = mean_over_clients(run, weights)
+        for update in updates:
+            share = update.num_examples if self.weighted(context, state) else 1
+            client, sent = update.client_id, update.uplink
+            entries = self.keyed(context, state, client, sent.weights)
+            moves.add(
+                {k: (item - weights[k].numpy()) / sent.effort[0] for k, item in entries.items()},
+                share,
+            )
+            efforts.add(dict.fromkeys(entries, np.array(sent.effort[0])), share)
+            buffers.add(self.keyed(context, state, client, sent.buffers), share)
+        mean_efforts = efforts.means()
+        for key, move in moves.means().items():
+            weights[key] = weights[key] + mean_efforts[key] * move
+        weights |= buffers.means()
+        return {}
+
 
 METHOD = register(
     __name__,
@@ -175,4 +201,5 @@ METHOD = register(
     evaluated_model="global",
     shares_reader=True,
     refuses=refuses,
+    averages=True,
 )

@@ -49,6 +49,7 @@ from strategies.common.prototypes import (
     prototype_predictions,
     spread_by_class,
 )
+from strategies.common.robust import class_average
 from strategies.common.training import collect_representations, train_epochs
 
 
@@ -110,16 +111,16 @@ class ClientState:
 
 
 def mean_prototypes(
-    uplinks: Iterable[Uplink], classes: int, width: int, kind: str
+    uplinks: Iterable[Uplink], average: ClassAverage, kind: str
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Average prototypes over the clients that hold a class.
 
     Parameters
     ----------
     uplinks : iterable of Uplink
-        Read once; only sums by class are kept.
-    classes, width : int
-        C and d.
+        Read once; of the plain average only sums by class are kept.
+    average : ClassAverage
+        An empty one, over C classes and width d.
     kind : str
         "uniform": (1/|N_c|) sum_k p_{k,c}. "weighted": sum_k n_{k,c} p_{k,c} / sum_k n_{k,c}.
 
@@ -128,7 +129,6 @@ def mean_prototypes(
     tuple of ndarray
         The classes received (m,), ascending, and their means (m, d).
     """
-    average = ClassAverage(classes, width)
     for uplink in uplinks:
         counts = torch.tensor(uplink.counts) if kind == "weighted" else None
         average.add(torch.tensor(uplink.class_ids), torch.tensor(uplink.prototypes), counts)
@@ -189,11 +189,9 @@ class Server(ServerHalf[ServerState, Downlink]):
     def aggregate(
         self, context: ServerContext, state: ServerState, updates: Iterable[ClientUpdate]
     ) -> dict[str, float]:
+        average = class_average(context.run, context.dims["C"], context.dims["d"])
         class_ids, means = mean_prototypes(
-            (update.uplink for update in updates),
-            context.dims["C"],
-            context.dims["d"],
-            context.config.prototype_mean,
+            (update.uplink for update in updates), average, context.config.prototype_mean
         )
         received = torch.from_numpy(class_ids)
         prototypes, known = state.prototypes.clone(), state.known.clone()
@@ -206,4 +204,5 @@ class Server(ServerHalf[ServerState, Downlink]):
 METHOD = register(
     __name__,
     summary="clients pull representations towards the federation's mean ones of each class",
+    averages=True,
 )

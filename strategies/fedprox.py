@@ -105,4 +105,5 @@ METHOD = register(
     common_feature_dim=False,
     evaluated_model="global",
     shares_reader=True,
+    averages=True,
 )

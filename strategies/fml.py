@@ -140,4 +140,5 @@ METHOD = register(
     training=Training(optimizer="sgd", lr=0.01),
     common_feature_dim=False,
     shares_reader=True,
+    averages=True,
 )

@@ -61,6 +61,7 @@ from strategies.common.layerwise import (
 )
 from strategies.common.layerwise_server import LayerwiseServer, layout_for
 from strategies.common.losses import cross_entropy_of
+from strategies.common.robust import mean_over_clients
 from strategies.common.training import train_epochs
 from strategies.common.weights import RunningMean, state_views
 
@@ -216,7 +217,7 @@ class Server(LayerwiseServer[ServerState]):
             return {"distilled_groups": 0.0}
         groups = self._means_by_group(context, state, updates)
         depths = {model: depths_of(group.before) for model, group in groups.items()}
-        over_groups, count = RunningMean(), 0
+        over_groups, count = mean_over_clients(context.run, state.weights), 0
         own: dict[str, Tensor] = {}
         for model, group in groups.items():
             entries = dict(group.after)
@@ -242,7 +243,11 @@ class Server(LayerwiseServer[ServerState]):
             model = context.clients[update.client_id].model
             weight = update.num_examples if weighted else 1
             sent = {**update.uplink.weights, **update.uplink.buffers}
-            means.setdefault(model, RunningMean()).add(sent, weight)
+            if model not in means:
+                keys = self.keys(context, state, model)
+                held = {name: state.weights[key] for name, key in keys.items()}
+                means[model] = mean_over_clients(context.run, held)
+            means[model].add(sent, weight)
             weights[model] = weights.get(model, 0.0) + weight
         return {
             model: self._group(context, state, model, means[model].means(), weights[model])
@@ -269,4 +274,5 @@ METHOD = register(
     common_feature_dim=False,
     evaluated_model="global",
     shares_reader=True,
+    averages=True,
 )

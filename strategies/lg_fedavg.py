@@ -21,9 +21,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from models import SplitModel
@@ -39,7 +36,9 @@ from strategies.common.head import (
     head_arrays,
 )
 from strategies.common.losses import cross_entropy_of
+from strategies.common.robust import mean_over_clients
 from strategies.common.training import train_epochs
+from strategies.common.weights import RunningMean, mean_states
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +58,9 @@ class ClientState:
     model: SplitModel
 
 
-def average_heads(heads: Iterable[tuple[Uplink, int]]) -> tuple[Tensor, Tensor]:
+def average_heads(
+    heads: Iterable[tuple[Uplink, int]], mean: RunningMean | None = None
+) -> tuple[Tensor, Tensor]:
     """Average heads weighted by examples: sum_k (n_k / n) head_k.
 
     Parameters
@@ -67,6 +68,8 @@ def average_heads(heads: Iterable[tuple[Uplink, int]]) -> tuple[Tensor, Tensor]:
     heads : iterable of (Uplink, int)
         Heads and their n_k >= 1, at least one pair. Read once and not kept: the memory needed
         does not grow with the number of clients.
+    mean : RunningMean, optional
+        An empty one of another kind, see `common.robust`.
 
     Returns
     -------
@@ -74,14 +77,9 @@ def average_heads(heads: Iterable[tuple[Uplink, int]]) -> tuple[Tensor, Tensor]:
         Weight (C, d) and bias (C,), float32. Sums are in float64 and in the order of arrival,
         which is the order of client ids, so that the result does not depend on who is fastest.
     """
-    weight: NDArray[np.float64] | float = 0.0
-    bias: NDArray[np.float64] | float = 0.0
-    examples = 0
-    for head, count in heads:
-        weight = weight + np.multiply(head.head_weight, count, dtype=np.float64)
-        bias = bias + np.multiply(head.head_bias, count, dtype=np.float64)
-        examples += count
-    return torch.as_tensor(weight / examples).float(), torch.as_tensor(bias / examples).float()
+    fields = (({"weight": h.head_weight, "bias": h.head_bias}, count) for h, count in heads)
+    averaged = mean_states(fields, mean)
+    return averaged["weight"], averaged["bias"]
 
 
 class Client(HeadClient[ClientState, Downlink, Uplink]):
@@ -104,7 +102,9 @@ class Server(HeadServer):
         self, context: ServerContext, state: HeadState, updates: Iterable[ClientUpdate]
     ) -> dict[str, float]:
         heads = ((update.uplink, update.num_examples) for update in updates)
-        state.head_weight, state.head_bias = average_heads(heads)
+        held = {"weight": state.head_weight, "bias": state.head_bias}
+        mean = mean_over_clients(context.run, held)
+        state.head_weight, state.head_bias = average_heads(heads, mean)
         return {}
 
 
@@ -113,4 +113,5 @@ METHOD = register(
     name="lg-fedavg",
     summary="private extractors, and a head that is averaged over the clients",
     training=Training(optimizer="sgd", lr=0.01),
+    averages=True,
 )

@@ -53,8 +53,9 @@ from strategies.common.layerwise import (
 from strategies.common.layerwise_server import LayerwiseServer, layout_for, optimizer_of
 from strategies.common.losses import cross_entropy_of
 from strategies.common.optimizers import learning_rate
+from strategies.common.robust import mean_over_clients
 from strategies.common.training import train_epochs
-from strategies.common.weights import RunningMean, state_views
+from strategies.common.weights import state_views
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,15 +224,20 @@ class Server(LayerwiseServer[ServerState]):
         self, context: ServerContext, state: ServerState, updates: Iterable[ClientUpdate]
     ) -> dict[str, float]:
         """Add mean changes to weights, and summed ones to controls; replace buffers; streaming."""
-        changes, drifts = RunningMean(), RunningMean()
+        run = context.run
+        changes, drifts = mean_over_clients(run), mean_over_clients(run)
+        buffers = mean_over_clients(run, state.weights)
         weighted, server_lr = self.weighted(context, state), context.config.server_lr
         for update in updates:
-            received = self.received(context, state, update)
-            changes.add(received, update.num_examples if weighted else 1)
-            drifts.add(self.keyed(context, state, update.client_id, update.uplink.controls), 1)
+            share = update.num_examples if weighted else 1
+            client, sent = update.client_id, update.uplink
+            changes.add(self.keyed(context, state, client, sent.weights), share)
+            buffers.add(self.keyed(context, state, client, sent.buffers), share)
+            drifts.add(self.keyed(context, state, client, sent.controls), 1)
         count, weights, sums = drifts.weights, state.weights, state.control_sums
+        weights |= buffers.means()
         for key, item in changes.means().items():
-            weights[key] = weights[key] + server_lr * item if key in count else item
+            weights[key] = weights[key] + server_lr * item
         for key, item in drifts.means().items():
             total = item * count[key]
             sums[key] = sums[key] + total if key in sums else total
@@ -245,4 +251,5 @@ METHOD = register(
     common_feature_dim=False,
     evaluated_model="global",
     shares_reader=True,
+    averages=True,
 )

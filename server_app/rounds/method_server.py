@@ -22,6 +22,7 @@ from strategies.base.received_text import visible
 from strategies.base.replies import read_reply
 from strategies.base.run_config import RunConfig
 from strategies.base.server import RegistrationError, ServerContext, ServerHalf
+from strategies.common import robust
 
 
 class MethodServer:
@@ -51,7 +52,7 @@ class MethodServer:
         self.server_round = 0
         self.exchange = 1
         self.devices = False
-        self.remarks = self.half.check_run(run)
+        self.remarks = [*self.half.check_run(run), *robust.remarks(run)]
         self._received: dict[int, Sizes] = {}
 
     @property

@@ -68,6 +68,9 @@ class Method:
     refuses : callable, optional
         Returns what in a `RunConfig` cannot be meant with the method and what to set instead, or
         None; asked before anything starts.
+    averages : bool
+        Whether the server takes means over clients through `common.robust`, so that `robust-mean`
+        can be set.
     reads : tuple of str
         What the clients' examples may be where all learn from one data set: "image", "text".
     public_data : bool
@@ -88,6 +91,7 @@ class Method:
     any_task: bool = False
     public_data: bool = False
     shares_reader: bool = False
+    averages: bool = False
     refuses: Callable[[Any], str | None] | None = None
     reads: tuple[str, ...] = ("image", "text")
 

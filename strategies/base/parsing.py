@@ -92,6 +92,12 @@ def parse_run_config(values: Mapping[str, object]) -> RunConfig:
     run = dataclasses.replace(
         run, method_config=config, declared=run.chosen_method, idle_options=idle
     )
+    if run.robust_mean != "off" and not run.chosen_method.averages:
+        able = [name for name in method_names() if get_method(name).averages]
+        raise ConfigError(
+            f"robust-mean = {run.robust_mean!r}: expected off with method {run.method!r}, which "
+            f"takes no mean of what clients send; methods that do: {', '.join(able)}"
+        )
     refuses = run.chosen_method.refuses
     if refuses is not None and (problem := refuses(run)) is not None:
         raise ConfigError(problem)

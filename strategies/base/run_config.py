@@ -153,6 +153,13 @@ class RunConfig:
     max_examples
         With how many examples a client's update counts at most in a mean. "auto": on devices 10
         times the median of the clients' counts, in a simulation no limit.
+    robust_mean
+        How a method that averages over clients does it. "off": its plain mean. "median" and
+        "trimmed", by coordinate, count every client once; "clipped" shortens large changes.
+    robust_trim
+        Share of the clients that "trimmed" leaves out at each end, at least one.
+    robust_clip
+        How many times the round's median change "clipped" leaves of a client's.
     on_client_error
         "skip" leaves a client that failed out of the round, and on devices one that is wrong at
         its registration out of the run; "stop" ends the run.
@@ -218,6 +225,9 @@ class RunConfig:
     wait_timeout: float = option(120.0, above=0)
     round_timeout: float = option(3600.0, above=0)
     max_examples: int | str = option(AUTO, kind=int, minimum=1)
+    robust_mean: str = option("off", "median", "trimmed", "clipped")
+    robust_trim: float = option(0.1, above=0, maximum=0.49)
+    robust_clip: float = option(1.0, above=0)
     on_client_error: str = option("skip", "stop")
     max_update: float = option(1e30, minimum=0)
     method_config: Any = None

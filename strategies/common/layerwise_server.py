@@ -19,8 +19,9 @@ from strategies.base.rng import SERVER, derive_seed, isolated_torch_rng
 from strategies.base.run_config import RunConfig
 from strategies.base.server import ServerContext, ServerHalf
 from strategies.common.layerwise import Layout, WeightsServerState, layout_of
+from strategies.common.robust import mean_over_clients
 from strategies.common.shapes import shape_of
-from strategies.common.weights import RunningMean, state_views
+from strategies.common.weights import state_views
 
 T = TypeVar("T", bound=WeightsServerState)
 
@@ -121,7 +122,8 @@ class LayerwiseServer(ServerHalf[T, Any], Generic[T]):
 
     def average(self, context: ServerContext, state: T, updates: Iterable[ClientUpdate]) -> None:
         """Aggregate the round's weights into the state; what nobody sent stays as it is."""
-        mean, weighted = RunningMean(), self.weighted(context, state)
+        mean = mean_over_clients(context.run, state.weights)
+        weighted = self.weighted(context, state)
         for update in updates:
             received = self.received(context, state, update)
             mean.add(received, update.num_examples if weighted else 1)

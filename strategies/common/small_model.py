@@ -20,6 +20,7 @@ from strategies.base.payload import Template, arrays
 from strategies.base.rng import SERVER, derive_seed, isolated_torch_rng
 from strategies.base.run_config import RunConfig
 from strategies.base.server import ServerContext, ServerHalf
+from strategies.common.robust import mean_over_clients
 from strategies.common.shapes import shape_of
 from strategies.common.weights import mean_states, state_arrays, state_template
 
@@ -87,7 +88,7 @@ class SmallModelServer(ServerHalf[SmallModelState, SmallModelPayload]):
         """Replace theta by the mean of the round's, streaming."""
         weighted = context.config.mean == "weighted"
         received = ((u.uplink.theta, u.num_examples if weighted else 1) for u in updates)
-        state.theta = mean_states(received)
+        state.theta = mean_states(received, mean_over_clients(context.run, state.theta))
         return {}
 
 

@@ -91,22 +91,29 @@ class RunningMean:
     def means(self) -> dict[str, Tensor]:
         """Return the mean of every entry that was added, in the dtype received."""
         return {
-            name: torch.tensor(
-                (total / self._weights[name] if dtype.kind == "f" else total).astype(dtype)
-            )
+            name: mean_tensor(total / self._weights[name] if dtype.kind == "f" else total, dtype)
             for (name, total), dtype in zip(
                 self._totals.items(), self._dtypes.values(), strict=True
             )
         }
 
 
-def mean_states(states: Iterable[tuple[StateArrays, float]]) -> dict[str, Tensor]:
+def mean_tensor(mean: NDArray[Any], dtype: np.dtype[Any]) -> Tensor:
+    """Return a mean as a tensor of the dtype that clients sent, sharing no memory."""
+    return torch.tensor(mean.astype(dtype))
+
+
+def mean_states(
+    states: Iterable[tuple[StateArrays, float]], mean: RunningMean | None = None
+) -> dict[str, Tensor]:
     """Average states: sum_k n_k state_k / sum_k n_k for every entry, over those that have it.
 
     Parameters
     ----------
     states : iterable of (mapping, float)
         States and their weights n_k > 0, at least one pair; see `RunningMean`.
+    mean : RunningMean, optional
+        An empty one of another kind, see `common.robust`.
 
     Returns
     -------
@@ -118,7 +125,7 @@ def mean_states(states: Iterable[tuple[StateArrays, float]]) -> dict[str, Tensor
     ValueError
         If there is no state.
     """
-    mean = RunningMean()
+    mean = mean or RunningMean()
     for state, weight in states:
         mean.add(state, weight)
     if not mean.weights:

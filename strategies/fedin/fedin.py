@@ -295,4 +295,5 @@ METHOD = register(
     common_feature_dim=False,
     evaluated_model="global",
     reads=("image",),  # stem and body are cut at feature maps
+    averages=True,
 )

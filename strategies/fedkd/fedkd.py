@@ -51,6 +51,7 @@ from strategies.base.options import option
 from strategies.base.payload import PayloadError, array
 from strategies.base.server import ServerContext, ServerHalf
 from strategies.base.state import Transient
+from strategies.common.robust import mean_over_clients
 from strategies.common.small_model import first_small_model, imitation, small_model
 from strategies.common.training import train_epochs
 from strategies.common.weights import State, StateArrays, load_arrays, mean_states, state_arrays
@@ -288,9 +289,10 @@ class Server(ServerHalf[ServerState, Downlink]):
                 count = update.num_examples if config.mean == "weighted" else 1
                 yield decompress(update.uplink, layout), count
 
-        sent = compress(state_arrays(mean_states(received())), energy)
-        made = decompress(LowRank(**sent), layout)
         relative = config.compress == "update"
+        mean = mean_over_clients(context.run, None if relative else state.theta)
+        sent = compress(state_arrays(mean_states(received(), mean)), energy)
+        made = decompress(LowRank(**sent), layout)
         state.theta = add(state.theta, made) if relative else tensors(made)
         state.sent, state.frames = tensors(sent), {}
         state.base, state.number = state.number, context.server_round
@@ -304,4 +306,5 @@ METHOD = register(
     training=Training(optimizer="sgd", lr=0.01),
     common_feature_dim=False,
     shares_reader=True,
+    averages=True,
 )

@@ -11,6 +11,7 @@ import torch
 from strategies.base.messages import ClientUpdate
 from strategies.base.options import ConfigError
 from strategies.base.parsing import parse_run_config
+from strategies.common.prototypes import ClassAverage
 from strategies.fedproto import Uplink, mean_prototypes
 from tests.support import Outcome, ServerAtWork, run_federation
 from tests.unit.test_roster import a_client_info
@@ -36,7 +37,7 @@ def values(run: Outcome, metric: str, **wanted: object) -> list[float]:
 def test_prototype_mean(kind: str, expected: float) -> None:
     """U12: A has 90 examples and prototype 0, B has 10 and prototype 1; C adds a class alone."""
     sent = [uplink({0: [0.0]}, [90]), uplink({0: [1.0]}, [10]), uplink({2: [7.0]}, [1])]
-    class_ids, means = mean_prototypes(iter(sent), 3, 1, kind)
+    class_ids, means = mean_prototypes(iter(sent), ClassAverage(3, 1), kind)
     assert class_ids.tolist() == [0, 2]
     assert means.tolist() == [[np.float32(expected)], [7.0]]
 

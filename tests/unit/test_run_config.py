@@ -84,6 +84,9 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "wait-timeout": ([0, -1, "120", math.inf], "a number above 0"),
     "round-timeout": ([0, -1, None], "a number above 0"),
     "max-examples": ([0, 1.5, "many", True], 'an integer of at least 1 or "auto"'),
+    "robust-mean": (["mean", True], "one of off, median, trimmed, clipped"),
+    "robust-trim": ([0, 0.5, "0.1"], "a number above 0 and at most 0.49"),
+    "robust-clip": ([0, -1, True], "a number above 0"),
     "on-client-error": (["ignore", True], "one of skip, stop"),
     "max-update": ([-1, "10", True, math.inf, math.nan], "a number of at least 0"),
 }
