@@ -141,7 +141,7 @@ def answer_train(message: Message, context: Context, method: Method) -> Message:
         rows += [MetricRow("train", name, value, examples) for name, value in metrics.items()]
         trained = session.rounds_trained + (local.exchange == 1)
         session.store.save(local.server_round, session.state, trained, local.kept)
-        records = pack(uplink)
+        records = pack(uplink, local.run.wire)
     if evaluates and not local.run.evaluates_before_training:
         rows += session.evaluate("post")
     return session.reply(message, records, rows, examples, started)

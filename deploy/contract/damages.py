@@ -13,6 +13,7 @@ from flwr.app import Array, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from strategies.base.messages import INFO
+from strategies.base.narrowing import Narrowed
 from strategies.base.payload import ARRAYS, DTYPES, MANIFEST, rules_of
 from strategies.base.wire import read_entries, write_entries
 
@@ -48,8 +49,11 @@ class Answer:
 
     @property
     def entries(self) -> Entries:
-        """The arrays by key, as copies."""
-        return {key: item.copy() for key, item in read_entries(self.content).items()}
+        """The arrays by key, as copies, in their own dtypes however they travelled."""
+        return {
+            key: item.widened() if isinstance(item, Narrowed) else item.copy()
+            for key, item in read_entries(self.content).items()
+        }
 
     def write(self, entries: Entries) -> None:
         """Put arrays in place of those there are."""

@@ -79,7 +79,7 @@ class RoundLoop:
         self.checkpoints = Checkpoints(directory.path / "checkpoints", run.keep_checkpoints)
         self.transport = Transport(grid)
         # A message outlives its round's deadline a little, so that the deadline decides.
-        self.messages = MessageFactory(directory.name, {}, ttl=run.round_timeout + 30)
+        self.messages = MessageFactory(directory.name, {}, run.round_timeout + 30, run.wire)
         self.notes = RoundNotes(server, self.recorder, directory.path)
         barred = self.notes.quarantine.clients
         self.roster = Roster(server, self.transport, self.messages, directory.refuse, barred)

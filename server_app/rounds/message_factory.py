@@ -8,7 +8,7 @@ from typing import Any
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from strategies.base.messages import CONTROL, Control
-from strategies.base.payload import count_scalars, pack
+from strategies.base.payload import AS_IT_IS, WireFormat, count_scalars, pack
 
 
 @dataclasses.dataclass
@@ -23,17 +23,20 @@ class MessageFactory:
         Flower's current node id of every client id.
     ttl : float
         Seconds after which Flower drops an undelivered message.
+    wire : WireFormat
+        How downlinks travel.
     """
 
     run_name: str
     nodes: dict[int, int]
     ttl: float
+    wire: WireFormat = AS_IT_IS
     _last: tuple[Any, RecordDict, int] | None = None
 
     def build(self, kind: str, client_id: int, control: Control, downlink: Any) -> Message:
         """Return one message; a downlink given again as the same object is packed only once."""
         if self._last is None or self._last[0] is not downlink:
-            self._last = (downlink, pack(downlink), count_scalars(downlink)[0])
+            self._last = (downlink, pack(downlink, self.wire), count_scalars(downlink)[0])
         return Message(
             RecordDict({**self._last[1], CONTROL: control.to_record()}),
             self.nodes[client_id],

@@ -4,7 +4,9 @@ A payload is a dataclass whose fields are made with `array` (one array with name
 `arrays` (a mapping from names to arrays, such as the state of a model). On the wire all tensors
 of one dtype travel as one flat array, because Flower moves every array as an object of its own
 and the number of objects, not their size, is what costs time. A manifest (JSON in a ConfigRecord)
-says how to cut the flat arrays up again.
+says how to cut the flat arrays up again. With the run-config key `wire-dtype` floats travel in
+fewer bytes (`narrowing`); the receiver takes what the manifest says, and gives it back in the
+declared dtype.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import numpy as np
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 
+from strategies.base.narrowing import Narrowed, narrowed
 from strategies.base.received_text import clipped
 from strategies.base.wire import (
     ARRAYS,
@@ -29,8 +32,8 @@ from strategies.base.wire import (
 )
 
 __all__ = [
-    "ARRAYS", "DTYPES", "MANIFEST", "ArrayRule", "PayloadError", "Shape", "Template", "array",
-    "arrays", "count_scalars", "pack", "rules_of", "unpack",
+    "ARRAYS", "AS_IT_IS", "DTYPES", "MANIFEST", "ArrayRule", "PayloadError", "Shape", "Template",
+    "WireFormat", "array", "arrays", "count_scalars", "pack", "rules_of", "unpack",
 ]  # fmt: skip
 
 Shape = tuple[int, ...]
@@ -38,6 +41,17 @@ Template = Mapping[str, tuple[Shape, str]]
 """Expected shape and dtype of every entry of an `arrays` field."""
 
 T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class WireFormat:
+    """How arrays travel: floats as `dtype` (of `narrowing.WIRE_DTYPES`), and zlib or none."""
+
+    dtype: str = "float32"
+    compress: bool = False
+
+
+AS_IT_IS = WireFormat()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +67,19 @@ class ArrayRule:
     nonempty: bool = False
     degree: int = 1
     mapping: bool = False
+
+    def travelling(self, item: NDArray[Any], wire: WireFormat) -> NDArray[Any] | Narrowed:
+        """Return what travels of an array of this field.
+
+        Counts (degree 0) and values with a declared least one, such as shares and variances, are
+        few and travel exactly. So that int8 spares them too, biases and the vectors of a
+        normalisation (entries of a mapping with one dimension) travel as float16 with it.
+        """
+        if wire.dtype == AS_IT_IS.dtype or not self.degree or self.minimum is not None:
+            return item
+        coarse = wire.dtype == "int8" and self.mapping and item.ndim < 2
+        smaller = narrowed(item, "float16" if coarse else wire.dtype)
+        return item if smaller is None else smaller
 
 
 def array(
@@ -124,8 +151,15 @@ def count_scalars(payload: Any) -> tuple[int, int]:
     return paper, wire
 
 
-def pack(payload: Any) -> RecordDict:
+def pack(payload: Any, wire: WireFormat = AS_IT_IS) -> RecordDict:
     """Pack a payload into a RecordDict: one flat array per dtype, and a manifest.
+
+    Parameters
+    ----------
+    payload : dataclass
+        Its fields are made with `array` and `arrays`.
+    wire : WireFormat
+        How floats travel, and whether compressed.
 
     Raises
     ------
@@ -133,7 +167,7 @@ def pack(payload: Any) -> RecordDict:
         If an array has a dtype that does not travel (such as object) or does not fit the
         declared one, naming the key.
     """
-    entries: list[tuple[str, NDArray[Any]]] = []
+    entries: list[tuple[str, NDArray[Any] | Narrowed]] = []
     for key, rule, item in _entries(payload):
         dtype = item.dtype.name if rule.mapping else rule.dtype
         if dtype not in DTYPES:
@@ -141,8 +175,8 @@ def pack(payload: Any) -> RecordDict:
         # Class ids given as 1.7 must not arrive as 1; an empty list is float64 to NumPy.
         if item.size and not np.can_cast(item.dtype, dtype, "same_kind"):
             raise PayloadError(f"{key}: dtype {item.dtype.name}, declared {dtype}")
-        entries.append((key, item.astype(dtype, copy=False)))
-    return write_entries(entries)
+        entries.append((key, rule.travelling(item.astype(dtype, copy=False), wire)))
+    return write_entries(entries, compress=wire.compress)
 
 
 def unpack(
@@ -152,6 +186,9 @@ def unpack(
     templates: Mapping[str, Template] | None = None,
 ) -> T:
     """Rebuild and check a payload; the arrays are read-only views of the received bytes.
+
+    Only what travelled narrowed or compressed is made anew, narrowed arrays when shape and dtype
+    are known to be as declared.
 
     Parameters
     ----------
@@ -191,7 +228,7 @@ def unpack(
 
 
 def _take(
-    found: dict[str, NDArray[Any]],
+    found: dict[str, NDArray[Any] | Narrowed],
     key: str,
     dims: tuple[str | int, ...],
     dtype: str,
@@ -201,9 +238,12 @@ def _take(
     """Remove `key` from `found` and check it; binds dimension names in `sizes`."""
     if key not in found:
         raise PayloadError(f"{key}: key is missing")
-    item = found.pop(key)
-    if item.dtype.name != dtype:
-        raise PayloadError(f"{key}: dtype {item.dtype.name}, expected {dtype}")
+    entry = found.pop(key)
+    item, own = (
+        (entry.values, entry.dtype) if isinstance(entry, Narrowed) else (entry, entry.dtype.name)
+    )
+    if own != dtype:
+        raise PayloadError(f"{key}: dtype {own}, expected {dtype}")
     expected = tuple(sizes.get(n, n) if isinstance(n, str) else n for n in dims)
     matches = len(item.shape) == len(dims) and all(
         isinstance(want, str) or want == got for want, got in zip(expected, item.shape, strict=True)
@@ -214,6 +254,9 @@ def _take(
         # The same unknown name twice in one shape must agree with itself as well.
         if isinstance(name, str) and sizes.setdefault(name, size) != size:
             raise PayloadError(f"{key}: shape {item.shape}, but {name} is {sizes[name]}")
+    if isinstance(entry, Narrowed):
+        item = entry.widened()
+        item.setflags(write=False)
     _check_values(key, item, rule, sizes)
     return item
 

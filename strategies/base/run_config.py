@@ -13,7 +13,9 @@ from typing import Any
 from data import DATASETS, PARTITIONS, DataSpec
 from strategies.base.lr_schedule import SCHEDULES, LrSchedule
 from strategies.base.method import Method, Training, get_method
+from strategies.base.narrowing import WIRE_DTYPES
 from strategies.base.options import AUTO, ConfigError, option, option_keys
+from strategies.base.payload import WireFormat
 
 AUGMENTATIONS = ("crop-flip", "crop-flip-erase", "crop-flip-cutout")
 """See `strategies.common.augmentation`."""
@@ -26,7 +28,7 @@ MAY_CHANGE_ON_RESUME = frozenset(
     (
         *("num-rounds", "output-dir", "run-name", "resume", "keep-checkpoints", "min-clients"),
         *("wait-timeout", "round-timeout", "on-client-error", "device", "local-run", "code-dir"),
-        *("max-update", "resume-round"),
+        *("max-update", "resume-round", "wire-zlib"),
     )
 )
 """What `RunConfig.may_change_on_resume` allows at most."""
@@ -166,6 +168,11 @@ class RunConfig:
     max_update
         How many times as large an array that a client sends may be as what it received, and on
         devices as the round's median, see `strategies.base.bounds`; 0 does not limit.
+    wire_dtype
+        As what floating-point arrays travel, both ways: "float16" halves the traffic, "int8"
+        quarters it. What it costs is in server_app/README.md, "Fewer bytes on the wire".
+    wire_zlib
+        Whether arrays that get smaller by it travel compressed; nothing is lost but time.
     """
 
     method: str = option("fedre", hint="the name of a method, or of a module with your own")
@@ -230,6 +237,8 @@ class RunConfig:
     robust_clip: float = option(1.0, above=0)
     on_client_error: str = option("skip", "stop")
     max_update: float = option(1e30, minimum=0)
+    wire_dtype: str = option(*WIRE_DTYPES)
+    wire_zlib: bool = option(False)
     method_config: Any = None
     declared: Method | None = dataclasses.field(default=None, compare=False, repr=False)
     idle_options: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False)
@@ -288,6 +297,11 @@ class RunConfig:
             self.lr_step_rounds,
             self.lr_decay,
         )
+
+    @property
+    def wire(self) -> WireFormat:
+        """How payloads travel."""
+        return WireFormat(self.wire_dtype, self.wire_zlib)
 
     @property
     def training(self) -> Training:

@@ -48,8 +48,8 @@ from strategies.common.training import train_epochs
 from strategies.fedmuscle.alignment import Alignment
 from strategies.fedmuscle.draws import items_of, partners, public_batches
 
-UNIT = 1e-3
-"""How far the length of a representation that arrives may be from 1."""
+UNIT, COARSE_UNIT = 1e-3, 0.05
+"""How far the length of a representation that arrives may be from 1; the second after int8."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,7 +251,8 @@ class Server(ServerHalf[ServerState, Downlink]):
         if len(z) != wanted:
             raise PayloadError(f"representations: {len(z)} rows, {wanted} were asked for")
         length = np.linalg.norm(z, axis=1)
-        odd = np.flatnonzero(np.abs(length - 1) > UNIT)
+        off = COARSE_UNIT if context.run.wire_dtype == "int8" else UNIT
+        odd = np.flatnonzero(np.abs(length - 1) > off)
         if len(odd):
             raise PayloadError(
                 f"representations: row {odd[0]} is {length[odd[0]]:.4g} long, expected 1"

@@ -89,6 +89,8 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "robust-clip": ([0, -1, True], "a number above 0"),
     "on-client-error": (["ignore", True], "one of skip, stop"),
     "max-update": ([-1, "10", True, math.inf, math.nan], "a number of at least 0"),
+    "wire-dtype": (["int4", "float64", True], "one of float32, float16, int8"),
+    "wire-zlib": ([1, "true"], "true or false"),
 }
 
 
