@@ -15,7 +15,13 @@ from server_app.records.checkpoints import Checkpoints
 from server_app.records.local_run import check_local_clients, check_local_run
 from server_app.records.recorder import Recorder
 from server_app.records.round_result import RoundResult
-from server_app.records.run_directory import FAILED, RunDirectory, early_end, write_atomically
+from server_app.records.run_directory import (
+    COMPLETED,
+    FAILED,
+    RunDirectory,
+    early_end,
+    write_atomically,
+)
 from server_app.records.soundness import unsound_rounds
 from server_app.rounds.exchange import Exchange, RunError
 from server_app.rounds.message_factory import MessageFactory
@@ -25,6 +31,7 @@ from server_app.rounds.participants import choose_participants
 from server_app.rounds.roster import Roster
 from server_app.rounds.send_order import SendOrder, short_thread_turns
 from server_app.rounds.transport import Transport, is_simulation
+from server_app.tracking import Tracking, missing_tracker
 from strategies.base.files import NotWrittenError
 from strategies.base.messages import Control
 from strategies.base.options import ConfigError
@@ -40,6 +47,8 @@ def run_rounds(run: RunConfig, grid: Grid) -> Result:
     why, and a report is written of what there is. A resume that is refused changes nothing.
     """
     server, schedule = MethodServer(run), load_schedule(run)
+    if missing := missing_tracker(run.trackers):
+        raise ConfigError(missing)
     check_local_run(run.run_root, run.local_run)
     directory = RunDirectory.open(run)
     loop = RoundLoop(server, schedule, grid, directory)
@@ -56,6 +65,7 @@ def run_rounds(run: RunConfig, grid: Grid) -> Result:
         try:
             directory.set_status(status, reason=reason)
             loop.report()
+            loop.tracking.finish(status)
         except NotWrittenError as second:  # by the same full disk; what was written stays
             say(f"warning: {second}")
         raise
@@ -84,6 +94,7 @@ class RoundLoop:
         barred = self.notes.quarantine.clients
         self.roster = Roster(server, self.transport, self.messages, directory.refuse, barred)
         self.send_order = SendOrder()
+        self.tracking = Tracking(run.trackers, directory.path)
         self.session = secrets.token_hex(8)
         self.resumed_at = 0
 
@@ -132,6 +143,7 @@ class RoundLoop:
             say(f"resuming after round {done}")
         self.resumed_at = self.server.server_round = done
         self.notes.begin()
+        self.tracking.begin(self.directory.info, done)
         return done
 
     def _load(self) -> int:
@@ -184,6 +196,7 @@ class RoundLoop:
         self.notes.diverged(outcome)
         self.notes.refused_too_often(outcome)
         self.recorder.add(outcome)
+        self.tracking.follow()
         self.notes.left_out(number, self.roster.problems)
         unsound = unsound_rounds(self.directory.path)
         self.checkpoints.save(number, self.server.state, unsound)
@@ -253,17 +266,19 @@ class RoundLoop:
             tests, measuring = self._measuring(self.roster.online())
             outcome = self._exchange(control, [], measuring, tests, closing=True)
             self.recorder.add(outcome, closing=True)
+            self.tracking.follow()
         summary = summarise(self.directory.path, self.run, len(self.server.clients))
         write_atomically(self.directory.path / "summary.json", as_json(summary))
         self._prune_simulated_states()
         say()
         say(console.final_table(self.server.clients, self.recorder.accuracy, self.recorder.trained))
         say(console.closing_lines(summary))
-        self.directory.set_status("completed")
+        self.directory.set_status(COMPLETED)
         try:
             self.report()
         except (OSError, ValueError) as error:
             say(f"warning: the run completed, its report could not be written: {error}")
+        self.tracking.finish(COMPLETED)
 
     def _measuring(self, online: list[int]) -> tuple[set[int], list[int]]:
         """Return who measures the test split, and who has anything to measure."""

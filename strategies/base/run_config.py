@@ -16,6 +16,7 @@ from strategies.base.method import Method, Training, get_method
 from strategies.base.narrowing import WIRE_DTYPES
 from strategies.base.options import AUTO, ConfigError, option, option_keys
 from strategies.base.payload import WireFormat
+from strategies.base.suggestions import nearest
 
 AUGMENTATIONS = ("crop-flip", "crop-flip-erase", "crop-flip-cutout")
 """See `strategies.common.augmentation`."""
@@ -24,11 +25,13 @@ ADDRESS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 """Of something in a user's own module: `package.module:name`."""
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
+TRACKERS = ("tensorboard", "wandb", "mlflow")
+
 MAY_CHANGE_ON_RESUME = frozenset(
     (
         *("num-rounds", "output-dir", "run-name", "resume", "keep-checkpoints", "min-clients"),
         *("wait-timeout", "round-timeout", "on-client-error", "device", "local-run", "code-dir"),
-        *("max-update", "resume-round", "wire-zlib"),
+        *("max-update", "resume-round", "wire-zlib", "tracker"),
     )
 )
 """What `RunConfig.may_change_on_resume` allows at most."""
@@ -144,6 +147,9 @@ class RunConfig:
         says.
     local_run
         A run of method `local`, to which Delta in the summary refers.
+    tracker
+        Where the server also shows the run while it goes on, several with commas between, see
+        [Trackers](#trackers). Their libraries come with the extras of their names.
     keep_checkpoints
         How many of the newest checkpoints are kept.
     min_clients
@@ -227,6 +233,7 @@ class RunConfig:
     resume: str = option("", hint="the name of a run to go on with")
     resume_round: int = option(0, minimum=0)
     local_run: str = option("", hint="the name of a completed run to compare with")
+    tracker: str = option("", hint=f"any of {', '.join(TRACKERS)}, with commas between")
     keep_checkpoints: int = option(2, minimum=1)
     min_clients: int = option(2, minimum=1)
     wait_timeout: float = option(120.0, above=0)
@@ -275,6 +282,13 @@ class RunConfig:
             raise ConfigError(
                 f"resume-round = {self.resume_round}: expected 0 without resume, the name of a run"
             )
+        for name in self.trackers:
+            if name not in TRACKERS or self.trackers.count(name) > 1:
+                near = nearest(name, TRACKERS) if name not in TRACKERS else None
+                raise ConfigError(
+                    f"tracker = {self.tracker!r}: expected any of {', '.join(TRACKERS)}, each "
+                    f"once, got {name!r}" + (f"; did you mean {near}?" if near else "")
+                )
         _ = self.lr_by_round  # refuses what does not fit together
 
     def _names(self) -> tuple[tuple[str, str], ...]:
@@ -286,6 +300,11 @@ class RunConfig:
         """Everything that decides which examples a client has."""
         names = [field.name for field in dataclasses.fields(DataSpec)]
         return DataSpec(**{name: getattr(self, name) for name in names})
+
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """The trackers that the run is shown in."""
+        return tuple(name.strip() for name in self.tracker.split(",") if name.strip())
 
     @property
     def lr_by_round(self) -> LrSchedule:

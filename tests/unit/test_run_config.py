@@ -78,6 +78,7 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "run-name": (["a/b", "..", ".hidden", "a b", "x" * 101, "a\n"], "a name of letters"),
     "resume": (["a/b", "../x", "ä"], "a name of letters"),
     "resume-round": ([-1, 1.0, True, "1"], "an integer of at least 0"),
+    "tracker": (["tensorbord", "wandb, wandb", 1], "any of tensorboard, wandb, mlflow"),
     "local-run": (["a/b", "../x", "ä"], "a name of letters"),
     "keep-checkpoints": ([0, 2.0, True], "an integer of at least 1"),
     "min-clients": ([0, 2.0, True], "an integer of at least 1"),
