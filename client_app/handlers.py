@@ -90,7 +90,7 @@ def describe_client(context: ClientContext, method: Method) -> ClientInfo:
         image_size=data.image_size,
         class_hash=hashlib.sha256("\n".join(data.class_names).encode()).hexdigest()[:16],
         classes=list(counts),
-        class_counts=list(counts.values()),
+        class_counts=list(counts.values()) if context.shares_class_counts else [],
         train_examples=len(data.train),
         validation_examples=len(data.validation),
         test_examples=len(data.test),

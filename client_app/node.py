@@ -30,7 +30,7 @@ from strategies.base.run_config import DEVICE, NAME, RunConfig
 
 NODE_KEYS = (
     "partition-id", "num-partitions", "client-id", "data-dir", "dataset", "model", "device",
-    "threads", "state-dir", "task", "public-dir", "code-dir",
+    "threads", "state-dir", "task", "public-dir", "code-dir", "share-class-counts",
 )  # fmt: skip
 """Node-config keys that Wildflower reads."""
 
@@ -78,6 +78,7 @@ def client_context(context: Context, server_round: int, exchange: int = 1) -> Cl
         task=task,
         public_dir=str(node.get("public-dir", run.data_dir)),
         shares=_shares(run, node),
+        shares_class_counts=_shares_class_counts(run, node),
     )
 
 
@@ -200,6 +201,23 @@ def _shares(run: RunConfig, node: Mapping[str, object]) -> Shares | None:
     if "partition-id" not in node:
         return None
     return Shares(run.data_spec, parse_tasks(run.tasks), _count(node, "num-partitions", None))
+
+
+def _shares_class_counts(run: RunConfig, node: Mapping[str, object]) -> bool:
+    """Say whether the server is told how many examples of each class this node has.
+
+    A node with data of its own decides for itself, and tells nothing unless its node-config says
+    so. One with a share of the run's data set, as in a simulation, does what the run-config says.
+    """
+    default = run.share_class_counts if "partition-id" in node else False
+    return _flag(node, "share-class-counts", default=default)
+
+
+def _flag(node: Mapping[str, object], key: str, *, default: bool) -> bool:
+    value = node.get(key, default)
+    if not isinstance(value, bool):
+        raise ConfigError(f"{key} = {value!r} in node-config: expected true or false")
+    return value
 
 
 def _nothing_to_learn_from() -> ConfigError:

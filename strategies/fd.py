@@ -6,8 +6,8 @@ average of the OTHER clients into its model. Only the label space is common: arc
 representation widths are free, and the uplink does not grow with the model.
 
 Uplink, per participant and round: one mean logit vector (C,) for each class the client has, with
-class ids and sample counts; the paper counts |C_k| * C. Downlink, to each client its own: the mean
-logits of the classes that some other client has, at most C * C. Private: the whole model.
+class ids; the paper counts |C_k| * C. Downlink, to each client its own: the mean logits of the
+classes that some other client has, at most C * C. Private: the whole model.
 
 Order of a round on a client: keep the mean logits received; train with cross entropy and the
 distillation term, adding up the logits of every training forward of all local epochs; upload
@@ -69,13 +69,12 @@ class Config:
 
 @dataclasses.dataclass
 class Uplink:
-    """What a participant sends: mean logits by true class, and over how many samples each is."""
+    """What a participant sends: its mean logits by true class."""
 
     class_ids: NDArray[np.int64] = array(
         "m", dtype="int64", counted=False, minimum=0, below="C", unique=True, nonempty=True
     )
     logits: NDArray[np.float32] = array("m", "C")
-    counts: NDArray[np.int64] = array("m", dtype="int64", counted=False, minimum=1)
 
 
 @dataclasses.dataclass
@@ -217,7 +216,8 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
             }
 
         metrics = train_epochs(context, [state.model], loss)
-        return Uplink(*average.result()), metrics
+        class_ids, logits, _ = average.result()
+        return Uplink(class_ids, logits), metrics
 
     def predict(self, state: ClientState, downlink: Downlink, images: Tensor) -> dict[str, Tensor]:
         return {"accuracy": state.model(images)}

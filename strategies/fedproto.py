@@ -5,8 +5,9 @@ server averages them by class; every client pulls its representations towards th
 Only the representation width d is common: extractors and heads stay private.
 
 Uplink, per participant and round: one prototype (d,) for each class the client has, with class
-ids and example counts; the paper counts |C_k| * d. Downlink, to everyone: the global prototypes
-of the classes that have one, at most C * d. Private: the whole model.
+ids, and with `prototype-mean = "weighted"` example counts; the paper counts |C_k| * d. Downlink, to
+everyone: the global prototypes of the classes that have one, at most C * d. Private: the whole
+model.
 
 Order of a round on a client: keep the prototypes received; train extractor and head with cross
 entropy and the prototype term; compute prototypes in evaluation mode over all training examples;
@@ -75,13 +76,13 @@ class Config:
 
 @dataclasses.dataclass
 class Uplink:
-    """What a participant sends: its prototypes p_{k,c}, and how many examples each is of."""
+    """What a participant sends: its prototypes p_{k,c}; for a weighted mean, their examples."""
 
     class_ids: NDArray[np.int64] = array(
         "m", dtype="int64", counted=False, minimum=0, below="C", unique=True, nonempty=True
     )
     prototypes: NDArray[np.float32] = array("m", "d")
-    counts: NDArray[np.int64] = array("m", dtype="int64", counted=False, minimum=1)
+    counts: NDArray[np.int64] = array("w", dtype="int64", counted=False, minimum=1)
 
 
 @dataclasses.dataclass
@@ -159,7 +160,9 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
             }
 
         metrics = train_epochs(context, [model], loss)
-        return Uplink(*class_means(*collect_representations(context, model))), metrics
+        class_ids, prototypes, counts = class_means(*collect_representations(context, model))
+        weighted = context.config.prototype_mean == "weighted"
+        return Uplink(class_ids, prototypes, counts if weighted else counts[:0]), metrics
 
     def predict(self, state: ClientState, downlink: Downlink, images: Tensor) -> dict[str, Tensor]:
         return prototype_predictions(
@@ -173,7 +176,11 @@ class Server(ServerHalf[ServerState, Downlink]):
     def check_uplink(
         self, context: ServerContext, state: ServerState, update: ClientUpdate
     ) -> None:
-        if sum(update.uplink.counts.tolist()) > update.num_examples:
+        sent, weighted = update.uplink, context.config.prototype_mean == "weighted"
+        expected = len(sent.class_ids) if weighted else 0
+        if len(sent.counts) != expected:
+            raise PayloadError(f"counts: {len(sent.counts)} values, expected {expected}")
+        if sum(sent.counts.tolist()) > update.num_examples:
             raise PayloadError("counts: they sum to more than num-examples")
 
     def initial_state(self, context: ServerContext) -> ServerState:

@@ -6,7 +6,7 @@ small network, so that every received prototype is nearest to the generated one 
 margin as wide as the classes are apart. Only the representation width d is common.
 
 Uplink, per participant and round: one prototype (d,) for each class the client has, with class
-ids and example counts; the paper counts |C_k| * d. Downlink, to everyone: the generated
+ids; the paper counts |C_k| * d. Downlink, to everyone: the generated
 prototypes of every class that was ever received, at most C * d. Private: the whole model.
 
 Order of a round on a client: train extractor and head with cross entropy and the pull to the
@@ -84,13 +84,12 @@ class Config:
 
 @dataclasses.dataclass
 class Uplink:
-    """What a participant sends: its prototypes p_{k,c}, and how many examples each is of."""
+    """What a participant sends: the prototypes p_{k,c} of its classes."""
 
     class_ids: NDArray[np.int64] = array(
         "m", dtype="int64", counted=False, minimum=0, below="C", unique=True, nonempty=True
     )
     prototypes: NDArray[np.float32] = array("m", "d")
-    counts: NDArray[np.int64] = array("m", dtype="int64", counted=False, minimum=1)
 
 
 @dataclasses.dataclass
@@ -239,7 +238,8 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
             }
 
         metrics = train_epochs(context, [model], loss)
-        return Uplink(*class_means(*collect_representations(context, model))), metrics
+        class_ids, prototypes, _ = class_means(*collect_representations(context, model))
+        return Uplink(class_ids, prototypes), metrics
 
     def predict(self, state: ClientState, downlink: Downlink, images: Tensor) -> dict[str, Tensor]:
         return prototype_predictions(state.model, images, downlink.class_ids, downlink.prototypes)

@@ -6,6 +6,7 @@ python -m tests.documents    wrap the prose of all documents anew
 from __future__ import annotations
 
 import re
+import sys
 import textwrap
 from pathlib import Path
 
@@ -21,6 +22,16 @@ _SPACE = "\x00"
 """Stands for a space at which a line may not be broken."""
 
 _ITEM = re.compile(r"( *)([-*] |\d+\. )?")
+
+
+def print_or_write(document: Path, begin: str, end: str, made: str) -> None:
+    """Print what is made, or with `--write` put it between these two lines of a document."""
+    if "--write" not in sys.argv:
+        print(made, end="")
+        return
+    before, _, rest = document.read_text(encoding="utf-8").partition(begin)
+    after = rest.partition(end)[2]
+    document.write_text(f"{before}{begin}\n{made}\n{end}{after}", encoding="utf-8")
 
 
 def documents() -> list[Path]:

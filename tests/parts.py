@@ -6,13 +6,13 @@ python -m tests.parts --write    put it into strategies/README.md
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from pathlib import Path
 
 from strategies.base.client import ClientHalf
 from strategies.base.method import get_method, method_names
 from strategies.base.server import ServerHalf
+from tests.documents import print_or_write
 
 DOCUMENT = Path(__file__).parents[1] / "strategies" / "README.md"
 BEGIN, END = "<!-- parts: python -m tests.parts --write -->\n", "<!-- end of parts -->\n"
@@ -42,12 +42,7 @@ def _owner(half: type, base: type, part: str) -> str:
 
 def main() -> None:
     """Print the table or write it."""
-    if "--write" not in sys.argv:
-        print(table(), end="")
-        return
-    before, _, rest = DOCUMENT.read_text(encoding="utf-8").partition(BEGIN)
-    after = rest.partition(END)[2]
-    DOCUMENT.write_text(f"{before}{BEGIN}\n{table()}\n{END}{after}", encoding="utf-8")
+    print_or_write(DOCUMENT, BEGIN, END, table())
 
 
 if __name__ == "__main__":

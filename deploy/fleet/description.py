@@ -132,6 +132,9 @@ class Device:
         Where the public data set lies on it; empty: the run's `data-dir`.
     code_dir : str
         Where its owner keeps own models and methods on it; empty: only installed ones are used.
+    share_class_counts : bool or None
+        Whether the server is told how many examples of each class it has; None: of a share of a
+        data set as the run has it, of own data not.
     """
 
     client_id: int = dataclasses.field(metadata={"rule": Rule(kind=int, minimum=0)})
@@ -149,6 +152,9 @@ class Device:
     task: str = option("", hint="a text: a task, such as multilabel@voc")
     public_dir: str = option("", hint="an absolute path, or one that starts with ~")
     code_dir: str = option("", hint="an absolute path, or one that starts with ~")
+    share_class_counts: bool | None = dataclasses.field(
+        default=None, metadata={"rule": Rule(kind=bool)}
+    )
     num_partitions: int | None = None
 
     @property
@@ -177,6 +183,7 @@ class Device:
             "task": self.task,
             "public-dir": self.public_dir,
             "code-dir": self.code_dir,
+            "share-class-counts": self.share_class_counts,
         }
         given = {key: value for key, value in values.items() if value not in (None, "")}
         for key, value in given.items():

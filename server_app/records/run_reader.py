@@ -38,8 +38,10 @@ class Client:
 
     Attributes
     ----------
+    classes : tuple of int
+        Labels of the classes it holds.
     class_counts : tuple of (int, int)
-        Label and training examples of each class it holds.
+        Label and training examples of each class; empty where the client did not tell.
     task_text : str
         Its task with data set and classes: "multilabel@scenes".
     """
@@ -47,6 +49,7 @@ class Client:
     client: int
     model: str
     parameters: int | None
+    classes: tuple[int, ...]
     class_counts: tuple[tuple[int, int], ...]
     train_examples: int | None
     validation_examples: int | None
@@ -235,14 +238,15 @@ def _read_clients(path: Path) -> list[Client]:
 def _client(row: dict[str, str]) -> Client:
     labels = [int(label) for label in row.get("classes", "").split()]
     counts = [int(count) for count in row.get("class_counts", "").split()]
-    if len(labels) != len(counts):
+    if counts and len(labels) != len(counts):
         raise ValueError(f"{len(labels)} classes but {len(counts)} class_counts")
     task = client_task(row)
     return Client(
         client=int(row["client"]),
         model=row["model"],
         parameters=integer(row.get("parameters", "")),
-        class_counts=tuple(zip(labels, counts, strict=True)),
+        classes=tuple(labels),
+        class_counts=tuple(zip(labels, counts, strict=True)) if counts else (),
         train_examples=integer(row.get("train_examples", "")),
         validation_examples=integer(row.get("validation_examples", "")),
         test_examples=integer(row.get("test_examples", "")),

@@ -78,8 +78,12 @@ class, each client to its own scale, and the number held. Click a heading to sor
 
 
 def class_strip(card: Client, classes: Sequence[int], titled: bool) -> Markup:
-    """Small bars of a client's training examples by class, one slot for each class of the run."""
-    counts = dict(card.class_counts)
+    """Small bars of a client's training examples by class, one slot for each class of the run.
+
+    They are of one height where the client does not tell how many of each it has.
+    """
+    told = dict(card.class_counts)
+    counts = told or dict.fromkeys(card.classes, 1)
     if not counts or not classes:
         return unknown(NOT_RECORDED)
     group = -(-len(classes) // MOST_CLASS_BARS)
@@ -93,7 +97,8 @@ def class_strip(card: Client, classes: Sequence[int], titled: bool) -> Markup:
         for i, amount in enumerate(slots)
         if amount
     )
-    listed = [f"class {label}: {amount}" for label, amount in sorted(counts.items()) if amount]
+    listed = [f"class {label}: {amount}" for label, amount in sorted(told.items()) if amount]
+    listed = listed or [f"class {label}" for label in sorted(counts)]
     title = ", ".join(listed[:20]) + (" …" if len(listed) > 20 else "") if titled else ""
     width, held = 4 * len(slots) - 1, sum(1 for amount in counts.values() if amount)
     return render(CLASS_STRIP, width=width, title=title, bars=bars, held=held)
@@ -104,7 +109,7 @@ def client_table(run: RunRecords, scope: str) -> Markup:
     if not run.clients:
         return _nothing("Client information")
     past, by_validation = histories(run)
-    classes = sorted({label for card in run.clients for label, _ in card.class_counts})
+    classes = sorted({label for card in run.clients for label in card.classes})
     titled = len(run.clients) <= MOST_CLASS_TITLES
     score = "score" if task_views(run)[0].task else "accuracy"
     best = (

@@ -58,6 +58,8 @@ class ClientContext:
         Folder of the public data set, as `data-dir`.
     shares : Shares, optional
         How a simulation's clients share data; None on a device with data of its own.
+    shares_class_counts : bool
+        Whether the server is told how many examples of each class the client has.
     kept : Kept
         What the framework keeps of this client between messages.
     """
@@ -72,6 +74,7 @@ class ClientContext:
     task: TaskSpec | None = None
     public_dir: str = ""
     shares: Shares | None = None
+    shares_class_counts: bool = False
     kept: Kept = dataclasses.field(default_factory=Kept)
 
     @property

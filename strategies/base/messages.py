@@ -122,7 +122,8 @@ class ClientInfo(Checked):
         What the client takes the data set to be; must be equal on all clients. `class_hash`
         stands for the class names in order.
     classes, class_counts : list of int
-        Classes among the training examples, and how many of each.
+        Classes among the training examples; and how many of each, empty where the client does not
+        tell (`share-class-counts`).
     train_examples, validation_examples, test_examples : int
         Sizes of the client's splits.
     device : str
@@ -185,12 +186,7 @@ class ClientInfo(Checked):
             )
 
     def _check_classes(self) -> None:
-        counts_fit = len(self.classes) == len(self.class_counts)
-        if self.metric == "accuracy":
-            counts_fit = counts_fit and sum(self.class_counts) == self.train_examples
-        else:  # an example may belong to several classes
-            counts_fit = counts_fit and max(self.class_counts, default=0) <= self.train_examples
-        if not counts_fit:
+        if not self._counts_fit():
             raise PayloadError(
                 f"client information: class_counts {shown(self.class_counts)} of classes "
                 f"{shown(self.classes)} "
@@ -203,6 +199,17 @@ class ClientInfo(Checked):
                 f"client information: classes {shown(self.classes)} contradict "
                 f"num_classes = {self.num_classes}"
             )
+
+    def _counts_fit(self) -> bool:
+        exclusive = self.metric == "accuracy"  # elsewhere an example may be of several classes
+        if not self.class_counts:  # not told
+            held, examples = len(self.classes), self.train_examples
+            return not exclusive or (held <= examples and (held > 0) == (examples > 0))
+        if len(self.classes) != len(self.class_counts):
+            return False
+        if exclusive:
+            return sum(self.class_counts) == self.train_examples
+        return max(self.class_counts) <= self.train_examples
 
 
 @dataclasses.dataclass(frozen=True)

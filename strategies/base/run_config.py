@@ -158,6 +158,9 @@ class RunConfig:
         Seconds to wait for them.
     round_timeout
         Seconds after which a round goes on without the clients that have not answered.
+    share_class_counts
+        Whether clients with a share of `dataset` tell how many examples of each class they have;
+        a device with data of its own decides in its node-config, and tells nothing by default.
     max_examples
         With how many examples a client's update counts at most in a mean. "auto": on devices 10
         times the median of the clients' counts, in a simulation no limit.
@@ -238,6 +241,7 @@ class RunConfig:
     min_clients: int = option(2, minimum=1)
     wait_timeout: float = option(120.0, above=0)
     round_timeout: float = option(3600.0, above=0)
+    share_class_counts: bool = option(True)
     max_examples: int | str = option(AUTO, kind=int, minimum=1)
     robust_mean: str = option("off", "median", "trimmed", "clipped")
     robust_trim: float = option(0.1, above=0, maximum=0.49)

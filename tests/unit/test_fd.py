@@ -12,6 +12,7 @@ import torch
 
 from strategies.base.messages import ClientUpdate
 from strategies.base.parsing import parse_run_config
+from strategies.common.prototypes import ClassAverage, ClassVectors
 from strategies.fd import Server, Uplink, distillation_loss
 from tests.support import Outcome, ServerAtWork, run_federation
 from tests.unit.test_roster import a_client_info
@@ -24,11 +25,7 @@ def small_server(**options: Any) -> ServerAtWork:
 
 
 def update(client_id: int, sent: dict[int, list[float]]) -> ClientUpdate:
-    uplink = Uplink(
-        np.array(list(sent), np.int64),
-        np.array(list(sent.values()), np.float32),
-        np.ones(len(sent), np.int64),
-    )
+    uplink = Uplink(np.array(list(sent), np.int64), np.array(list(sent.values()), np.float32))
     return ClientUpdate(client_id, 1, uplink, [], 0.0, 0, 0, "")
 
 
@@ -138,15 +135,22 @@ def test_loss_terms_and_uplink_size(tmp_path: Path) -> None:
 
 
 def test_uplink_averages_all_local_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counts are sample visits: examples of the class times local epochs."""
+    """Averages are over sample visits, examples of the class times local epochs; none is sent."""
     seen: list[Uplink] = []
+    visits: list[list[int]] = []
+
+    class Watched(ClassAverage):
+        def result(self) -> ClassVectors:
+            visits.append(self.weights[self.weights > 0].long().tolist())
+            return super().result()
 
     def listen(self: Server, context: Any, state: Any, updates: Any) -> dict[str, float]:
         seen.extend(item.uplink for item in updates)
         return {}
 
     monkeypatch.setattr(Server, "aggregate", listen)
+    monkeypatch.setattr("strategies.fd.ClassAverage", Watched)
     run = run_federation(tmp_path, 2, method="fd", models="five-cnns", num_rounds=1, local_epochs=2)
-    for row, uplink in zip(run.rows("clients"), seen, strict=True):
+    for row, uplink, visited in zip(run.rows("clients"), seen, visits, strict=True):
         assert uplink.class_ids.tolist() == [int(c) for c in row["classes"].split()]
-        assert uplink.counts.tolist() == [2 * int(n) for n in row["class_counts"].split()]
+        assert visited == [2 * int(n) for n in row["class_counts"].split()]

@@ -11,6 +11,7 @@ import torch
 from strategies.base.messages import ClientUpdate
 from strategies.base.options import ConfigError
 from strategies.base.parsing import parse_run_config
+from strategies.base.payload import PayloadError
 from strategies.common.prototypes import ClassAverage
 from strategies.fedproto import Uplink, mean_prototypes
 from tests.support import Outcome, ServerAtWork, run_federation
@@ -31,6 +32,29 @@ def update(client_id: int, sent: Uplink) -> ClientUpdate:
 
 def values(run: Outcome, metric: str, **wanted: object) -> list[float]:
     return [float(row["value"]) for row in run.metrics(metric=metric, **wanted)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "counts", "problem"),
+    [
+        ("uniform", [], None),
+        ("uniform", [5], "counts: 1 values, expected 0"),
+        ("weighted", [5], None),
+        ("weighted", [], "counts: 0 values, expected 1"),
+        ("weighted", [6], "counts: they sum to more than num-examples"),
+    ],
+)
+def test_counts_are_sent_for_a_weighted_mean_alone(
+    kind: str, counts: list[int], problem: str | None
+) -> None:
+    run = parse_run_config({"method": "fedproto", "fedproto.prototype-mean": kind})
+    server = ServerAtWork(run, [a_client_info(0)])
+    sent = ClientUpdate(0, 5, uplink({0: [0.0]}, counts), [], 0.0, 0, 0, "")
+    if problem is None:
+        server.check_uplink(sent)
+    else:
+        with pytest.raises(PayloadError, match=problem):
+            server.check_uplink(sent)
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("uniform", 0.5), ("weighted", 0.1)])

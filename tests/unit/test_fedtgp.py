@@ -35,7 +35,7 @@ def server_with(keys: dict[str, object]) -> ServerAtWork:
 
 def update(client_id: int, classes: list[int]) -> ClientUpdate:
     rows = np.random.default_rng(client_id).normal(size=(len(classes), 4)).astype(np.float32)
-    sent = Uplink(np.array(classes, np.int64), rows, np.ones(len(classes), np.int64))
+    sent = Uplink(np.array(classes, np.int64), rows)
     return ClientUpdate(client_id, len(classes), sent, [], 0.0, 0, 0, "")
 
 

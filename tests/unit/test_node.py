@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from flwr.app import Context, RecordDict
 
-from client_app.node import client_context, state_root
+from client_app.node import _shares_class_counts, client_context, state_root
 from models import ModelError
 from strategies.base.options import ConfigError
 from strategies.base.parsing import parse_run_config
@@ -68,3 +68,24 @@ def test_where_private_states_are_kept(tmp_path: Path) -> None:
     assert state_root(run, {"state-dir": str(tmp_path)}, "r") == tmp_path / "r"
     with pytest.raises(ConfigError, match="from the server"):
         state_root(run, {}, "../../etc")
+
+
+@pytest.mark.parametrize(
+    ("node", "run", "told"),
+    [
+        (SHARE, {}, True),
+        (SHARE, {"share-class-counts": False}, False),
+        ({"client-id": 0}, {}, False),
+        ({"client-id": 0}, {"share-class-counts": True}, False),  # a device decides for itself
+        ({"client-id": 0, "share-class-counts": True}, {"share-class-counts": False}, True),
+    ],
+)
+def test_who_tells_how_many_examples_of_each_class(
+    node: dict[str, Any], run: dict[str, Any], told: bool
+) -> None:
+    assert _shares_class_counts(parse_run_config(run), node) == told
+
+
+def test_a_consent_is_true_or_false() -> None:
+    with pytest.raises(ConfigError, match=r"share-class-counts = 'yes' in node-config: expe"):
+        _shares_class_counts(parse_run_config({}), {"share-class-counts": "yes"})

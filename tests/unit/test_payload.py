@@ -734,7 +734,13 @@ def a_client_info() -> ClientInfo:
 
 
 def test_a_card_comes_back() -> None:
-    assert ClientInfo.from_record(a_client_info().to_record()) == a_client_info()
+    untold = dataclasses.replace(a_client_info(), class_counts=[])
+    nothing = dataclasses.replace(untold, classes=[], train_examples=0)
+    for info in (a_client_info(), untold, nothing):
+        assert ClientInfo.from_record(info.to_record()) == info
+    for wrong in ({"classes": []}, {"train_examples": 0}, {"train_examples": 1}):
+        with pytest.raises(PayloadError, match="contradict train_examples"):
+            ClientInfo.from_record({**untold.to_record(), **wrong})
 
 
 @pytest.mark.parametrize(

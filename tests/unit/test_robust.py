@@ -123,7 +123,7 @@ def filled(server: ServerAtWork, client: int, value: float) -> Any:
     """Return an uplink of the running method in which every float is `value`."""
     context, state, method = server.context, server.state, server.method
     templates = server.half.templates(context, state, context.clients[client])
-    sizes = {"m": context.dims["C"], "k": 6, **context.dims}
+    sizes = {"m": context.dims["C"], "k": 6, "w": 0, **context.dims}
     fields: dict[str, Any] = {}
     for name, rule in rules_of(method.uplink).items():
         if rule.mapping:

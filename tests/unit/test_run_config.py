@@ -84,6 +84,7 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "min-clients": ([0, 2.0, True], "an integer of at least 1"),
     "wait-timeout": ([0, -1, "120", math.inf], "a number above 0"),
     "round-timeout": ([0, -1, None], "a number above 0"),
+    "share-class-counts": ([1, "true", None], "true or false"),
     "max-examples": ([0, 1.5, "many", True], 'an integer of at least 1 or "auto"'),
     "robust-mean": (["mean", True], "one of off, median, trimmed, clipped"),
     "robust-trim": ([0, 0.5, "0.1"], "a number above 0 and at most 0.49"),
