@@ -28,7 +28,8 @@ from filelock import Timeout
 
 from deploy.fleet.description import HEARTBEAT_LIMIT, Device, Fleet
 from deploy.fleet.identities import make_identities
-from deploy.fleet.preflight import check_device, put_logs_aside, usable_port
+from deploy.fleet.log_files import put_logs_aside
+from deploy.fleet.preflight import check_device, usable_port
 from deploy.fleet.private_files import prepare_directory
 from deploy.fleet.revoked import is_revoked
 from deploy.fleet.specs import LEAVE_FIRST, SUPEREXEC, SUPERLINK, Specs, fleet_mark, flower_client

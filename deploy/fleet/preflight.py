@@ -9,9 +9,6 @@ from deploy.fleet.description import Device, Fleet
 from deploy.flower.processes import free_port
 from strategies.base.options import ConfigError
 
-LOG_BYTES = 10_000_000
-"""A log that has grown beyond it is put aside at the next start."""
-
 
 def check_device(device: Device, fleet: Fleet) -> None:
     """Refuse a device that cannot work on this machine."""
@@ -49,11 +46,3 @@ def usable_port(fleet: Fleet) -> int:
                 f"({error.strerror}); expected a port that nothing else uses, or 0 for any"
             ) from error
     return server.port
-
-
-def put_logs_aside(logs: Path) -> None:
-    """Make the directory of logs, and start long ones anew; one earlier log is kept."""
-    logs.mkdir(mode=0o700, exist_ok=True)
-    for log in logs.glob("*.log"):
-        if log.stat().st_size > LOG_BYTES:
-            log.replace(log.with_suffix(".log.previous"))

@@ -12,15 +12,12 @@ from filelock import FileLock, Timeout
 
 from deploy.fleet.description import Fleet
 from deploy.fleet.specs import SUPEREXEC, SUPERLINK
-from deploy.fleet.supervisor import RUNNING, View
+from deploy.fleet.supervisor import ACCEPTED, RUNNING, View
 from deploy.flower.processes import answers, find_process
 from server_app.records.run_directory import write_atomically
 from strategies.base.options import ConfigError
 
 ONLINE, STARTING = "online", "starting"
-
-ACCEPTED = "SuperNode ID:"
-"""What a SuperNode writes to its log as soon as the SuperLink has accepted it."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from deploy.fleet.description import HEARTBEAT_LIMIT, Restarts
+from deploy.fleet.log_files import earlier, is_long, rotate_in_use
 from deploy.flower.commands import FlowerError
 from deploy.flower.processes import end_child, end_family, executable
 
@@ -23,7 +24,12 @@ unasked too often; it is not wanted any more."""
 REFUSED = "[code: 2004]"
 """How Flower refuses a device."""
 
+ACCEPTED = "SuperNode ID:"
+"""What a SuperNode writes to its log as soon as the SuperLink has accepted it."""
+
 WATCH_SECONDS = 0.1
+ROTATE_SECONDS = 5.0
+"""How often it is looked whether a log is too long."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,12 +105,16 @@ class View:
 
 @dataclasses.dataclass
 class _Supervised:
-    """A process under supervision; fields as in `View`, and when it ended."""
+    """A process under supervision; fields as in `View`, and when it ended.
+
+    `rotates` is false once its log could not be put aside.
+    """
 
     spec: Spec
     state: str = HELD
     restarts: int = 0
     log_start: int = 0
+    rotates: bool = True
     child: subprocess.Popen[bytes] | None = None
     ends: collections.deque[float] = dataclasses.field(default_factory=collections.deque)
     due: float = 0.0
@@ -206,10 +216,28 @@ class Supervisor:
                 end_child(process.child)
 
     def _watch(self) -> None:
+        due = time.monotonic() + ROTATE_SECONDS
         while not self._closing.wait(WATCH_SECONDS):
             with self._lock:
                 for process in self._processes.values():
                     self._look_after(process)
+                if time.monotonic() >= due:
+                    due = time.monotonic() + ROTATE_SECONDS
+                    self.rotate_logs()
+
+    def rotate_logs(self) -> None:
+        """Put aside the logs that have become long; what keeps one from it is said once."""
+        with self._lock:
+            for name, process in self._processes.items():
+                log = process.spec.log
+                try:
+                    if process.rotates and is_long(log):
+                        rotate_in_use(log, _accepted(process.view()))
+                        process.log_start = 0
+                        self.on_event(f"{name}: its log was long and is now {earlier(log).name}")
+                except OSError as error:
+                    process.rotates = False
+                    self.on_event(f"{name}: its log {log} grows and cannot be put aside: {error}")
 
     def _look_after(self, process: _Supervised) -> None:
         now = time.monotonic()
@@ -270,6 +298,12 @@ class Supervisor:
                 cwd=spec.directory, env=dict(spec.environment), start_new_session=True,
             )  # fmt: skip
         process.state = RUNNING
+
+
+def _accepted(process: View) -> bytes:
+    """Return the line by which others see that a SuperNode is online, if it is there."""
+    lines = [line for line in process.output().splitlines() if ACCEPTED in line]
+    return f"{lines[-1]}\n".encode() if lines else b""
 
 
 def _last_words(output: str) -> str:

@@ -22,8 +22,7 @@ from torch import Tensor
 from deploy.cli import main
 from deploy.fleet.description import HEARTBEAT_LIMIT
 from deploy.fleet.specs import flower_client
-from deploy.fleet.status import ACCEPTED
-from deploy.fleet.supervisor import REFUSED
+from deploy.fleet.supervisor import ACCEPTED, REFUSED
 from deploy.flower.commands import CONNECTION
 from strategies.base.round_files import round_file, rounds_in
 from strategies.base.state import read_about

@@ -20,7 +20,8 @@ import yaml
 from deploy.cli import main
 from deploy.fleet.fleet_file import read_fleet
 from deploy.fleet.specs import fleet_mark
-from deploy.fleet.status import ACCEPTED, read_state
+from deploy.fleet.status import read_state
+from deploy.fleet.supervisor import ACCEPTED
 from deploy.flower.commands import flower_environment
 from deploy.flower.processes import end_family, executable, family, free_port
 from tests.e2e.conftest import LIMIT, ROOT

@@ -14,7 +14,8 @@ from flwr.common.config import parse_config_args
 
 from deploy.fleet.description import Device, Fleet, Restarts, Server, Tls
 from deploy.fleet.identities import make_identities
-from deploy.fleet.preflight import LOG_BYTES, check_device, put_logs_aside, usable_port
+from deploy.fleet.log_files import LOG_BYTES, put_logs_aside
+from deploy.fleet.preflight import check_device, usable_port
 from deploy.fleet.specs import MARK, PROCESS_MARK, Specs, fleet_mark, flower_client
 from deploy.fleet.status import (
     fleet_lock,

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.fleet import log_files
 from deploy.fleet.description import Restarts
 from deploy.fleet.supervisor import FAILED, HELD, PAUSING, REVOKED, RUNNING, Spec, Supervisor
 from deploy.fleet.watchdog import Watchdog
@@ -224,3 +225,48 @@ def test_what_is_not_wanted_any_more_is_not_started_again(watched: Watched) -> N
     assert watched.events == [
         "sleeper is revoked and has ended; `wildflower fleet add` lets it in again"
     ]
+
+
+WRITE = """
+import time
+print('SuperNode ID: 7', flush=True)
+for i in range(10**9):
+    print(i, flush=True)
+    time.sleep(0.002)
+"""
+
+
+def test_a_long_log_is_put_aside_while_it_is_written(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_files, "LOG_BYTES", 200)
+    supervisor, spec = watched.supervisor, watched.spec(WRITE)
+    supervisor.add(spec)
+    wait_for(lambda: len(supervisor.views()["sleeper"].output()) > 300)
+    supervisor.rotate_logs()
+    wait_for(lambda: supervisor.views()["sleeper"].output().count("\n") > 5)
+    supervisor.end("sleeper", signal.SIGKILL)
+    before = spec.log.with_suffix(".log.previous").read_text().splitlines()
+    after = supervisor.views()["sleeper"].output().splitlines()
+    assert after[0] == "SuperNode ID: 7"  # by which `fleet status` knows that it is online
+    assert not [line for line in after if "\0" in line]
+    numbers = [int(line) for line in [*before, *after] if line.isdigit()]
+    # It is promised that no more than a few lines are lost; here, with pauses, at most one.
+    assert numbers[-1] - len(numbers) <= 1
+    assert spec.log.with_suffix(".log.previous").stat().st_mode & 0o777 == 0o600
+    assert watched.events == ["sleeper: its log was long and is now sleeper.log.previous"]
+
+
+def test_a_log_that_cannot_be_put_aside_is_said_once(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_files, "LOG_BYTES", 1)
+    supervisor, spec = watched.supervisor, watched.spec(SLEEP)
+    spec.log.with_suffix(".log.part").mkdir(parents=True)
+    supervisor.add(spec)
+    wait_for(lambda: "here" in supervisor.views()["sleeper"].output())
+    supervisor.rotate_logs()
+    supervisor.rotate_logs()
+    assert len(watched.events) == 1
+    assert "cannot be put aside" in watched.events[0]
+    assert supervisor.views()["sleeper"].state == RUNNING
