@@ -7,7 +7,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from models.own_code import searching
-from server_app.console import say
+from server_app.log import logging_as, say
 from server_app.rounds.loop import run_rounds
 from strategies.base.former_names import warnings
 from strategies.base.method import hidden_file
@@ -22,6 +22,11 @@ def main(grid: Grid, context: Context) -> None:
     """Run the method that the run-config names; a wrong value ends the run before any data."""
     # Sums, and with them all results, depend on the number of threads; clients use one as well.
     torch.set_num_threads(1)
+    with logging_as(str(context.run_config.get("log-format", ""))):
+        _run(grid, context)
+
+
+def _run(grid: Grid, context: Context) -> None:
     try:
         with searching(str(context.run_config.get("code-dir", ""))):
             run = parse_run_config(context.run_config)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from data.tasks import task_name
-from server_app import formats
+from server_app import formats, log
 from server_app.idle_keys import idle_keys
 from server_app.records.client_tasks import (
     ClientTask,
@@ -20,11 +20,7 @@ from strategies.base.options import option_keys
 from strategies.base.run_config import RunConfig
 
 SHOWN_CLIENTS = 20
-
-
-def say(text: str = "") -> None:
-    """Print at once; Flower forwards the ServerApp's output line by line."""
-    print(text, flush=True)
+say = log.say
 
 
 def settings(run: RunConfig, remarks: Iterable[str] = ()) -> str:

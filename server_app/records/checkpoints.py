@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from server_app.console import say
 from server_app.records.soundness import is_good
 from strategies.base.round_files import round_file, rounds_in, set_aside
 from strategies.base.state import (
@@ -65,7 +66,7 @@ class Checkpoints:
                 read_about(path)
                 load_state(path, skeleton)
             except DamagedStateError as error:
-                print(f"warning: checkpoint {path.name} cannot be used: {error}", flush=True)
+                say(f"warning: checkpoint {path.name} cannot be used: {error}")
                 self._damaged.add(number)
                 continue
             return number

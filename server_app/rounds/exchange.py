@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterator
 
 from flwr.app import Message
 
+from server_app.console import say
 from server_app.records.round_result import REFUSED, Failure, RoundResult, Traffic
 from server_app.records.soundness import DIVERGED_KIND
 from server_app.rounds.method_server import MethodServer
@@ -231,7 +232,7 @@ class Exchange:
 
     def _fail(self, client_id: int, kind: str, reason: str, *, stop: bool = True) -> None:
         number = self.result.server_round
-        print(f"round {number}: client {client_id} ({kind}): {reason}", flush=True)
+        say(f"round {number}: client {client_id} ({kind}): {reason}")
         self.result.failures.append(Failure(client_id, kind, reason))
         self._answered.add(client_id)
         if stop and self.server.run.on_client_error == "stop":

@@ -70,6 +70,7 @@ def run_rounds(run: RunConfig, grid: Grid) -> Result:
             say(f"warning: {second}")
         raise
     finally:
+        loop.notes.meter.close()
         directory.release()
     return result
 
@@ -180,6 +181,7 @@ class RoundLoop:
         self.server.server_round, self.server.exchange = number, 1
         self.roster.invite()
         online = self.roster.wait_online()
+        self.notes.meter.online(len(online))
         participants = choose_participants(
             self.schedule, self.server.context, online, self._history()
         )
@@ -267,6 +269,7 @@ class RoundLoop:
             outcome = self._exchange(control, [], measuring, tests, closing=True)
             self.recorder.add(outcome, closing=True)
             self.tracking.follow()
+            self.notes.meter.add(outcome, closing=True)
         summary = summarise(self.directory.path, self.run, len(self.server.clients))
         write_atomically(self.directory.path / "summary.json", as_json(summary))
         self._prune_simulated_states()

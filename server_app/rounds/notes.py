@@ -6,6 +6,7 @@ from pathlib import Path
 
 from server_app import console
 from server_app.console import say
+from server_app.metrics import Meter, open_meter
 from server_app.records.client_tasks import named_clients
 from server_app.records.recorder import Recorder
 from server_app.records.round_result import Failure, RoundResult
@@ -31,6 +32,8 @@ class RoundNotes:
     ----------
     quarantine : Quarantine
         Who takes no more part.
+    meter : Meter
+        Counts for Prometheus, from `begin` on.
     """
 
     def __init__(self, server: MethodServer, recorder: Recorder, directory: Path) -> None:
@@ -41,12 +44,15 @@ class RoundNotes:
         self.quarantine = Quarantine(directory)
         self._limits_said: dict[int, int] = {}
         self.durations: list[float] = []
+        self.directory = directory
+        self.meter = Meter()
 
     def begin(self) -> None:
         """Take up what the records of a resumed run say, and say which clients are unusual."""
         self.divergence.begin()
         self.steps.begin()
         self.quarantine.begin()
+        self.meter = open_meter(self.server.run, self.directory.name)
         if out := sorted(self.quarantine.clients):
             say(f"in quarantine from before: {named_clients(out)}")
         self.who_is_unusual()
@@ -79,6 +85,7 @@ class RoundNotes:
         self.recorder.add_failures(
             number, [Failure(client, "registration", text) for client, text in problems]
         )
+        self.meter.left_out(len(problems))
         problems.clear()
 
     def lost_states(self, outcome: RoundResult) -> None:
@@ -111,7 +118,8 @@ class RoundNotes:
         outcome.failures += found
 
     def say_round(self, outcome: RoundResult) -> None:
-        """Print the line of a round: scores, traffic, and the time that is left."""
+        """Print the line of a round: scores, traffic, and the time that is left; count it."""
+        self.meter.add(outcome)
         number, total = outcome.server_round, self.server.run.num_rounds
         shown = console.round_scores(self.recorder.latest, self.recorder.best)
         scalars = {
@@ -128,5 +136,18 @@ class RoundNotes:
             f"round {number}/{total}  {trained} of {len(self.server.clients)} clients  {shown}  "
             f"up {console.human(scalars['uplink'])}  "
             f"down {console.human(scalars['downlink'])} scalars  {outcome.seconds:.1f} s  "
-            f"left {left:.0f} s"
+            f"left {left:.0f} s",
+            **_figures(outcome, trained, left),
         )
+
+
+def _figures(outcome: RoundResult, trained: int, left: float) -> dict[str, float]:
+    """Return a round's figures as the JSON log has them."""
+    sizes = {
+        f"{way}_bytes": sum(t.num_bytes for t in outcome.traffic if t.direction == way)
+        for way in ("uplink", "downlink")
+    }
+    return {
+        "round": outcome.server_round, "trained": trained, "failures": len(outcome.failures),
+        **sizes, "seconds": round(outcome.seconds, 3), "seconds_left": round(left, 1),
+    }  # fmt: skip

@@ -8,6 +8,7 @@ from collections.abc import Set as AbstractSet
 
 from flwr.serverapp import Grid
 
+from server_app.console import say
 from server_app.records.client_tasks import named_clients
 from server_app.rounds.client_answers import Problem, grouped, read_answer
 from server_app.rounds.in_process import InProcessGrid
@@ -239,7 +240,7 @@ class Roster:
                     "of clients that are simulated (num-supernodes); no more can come"
                 )
             if not told:
-                print(f"waiting for {self.run.min_clients} clients, {count} here", flush=True)
+                say(f"waiting for {self.run.min_clients} clients, {count} here")
                 told = True
             time.sleep(0.2)
 

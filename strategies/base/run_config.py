@@ -31,7 +31,8 @@ MAY_CHANGE_ON_RESUME = frozenset(
     (
         *("num-rounds", "output-dir", "run-name", "resume", "keep-checkpoints", "min-clients"),
         *("wait-timeout", "round-timeout", "on-client-error", "device", "local-run", "code-dir"),
-        *("max-update", "resume-round", "wire-zlib", "tracker"),
+        *("max-update", "resume-round", "wire-zlib", "tracker", "metrics-port", "metrics-host"),
+        "log-format",
     )
 )
 """What `RunConfig.may_change_on_resume` allows at most."""
@@ -182,6 +183,11 @@ class RunConfig:
         quarters it. What it costs is in server_app/README.md, "Fewer bytes on the wire".
     wire_zlib
         Whether arrays that get smaller by it travel compressed; nothing is lost but time.
+    metrics_port, metrics_host
+        Where the ServerApp serves Prometheus' metrics while the run lasts; 0: nowhere. Needs the
+        extra `metrics`.
+    log_format
+        "json": one JSON object a line, for programs that collect logs.
     """
 
     method: str = option("fedre", hint="the name of a method, or of a module with your own")
@@ -250,6 +256,9 @@ class RunConfig:
     max_update: float = option(1e30, minimum=0)
     wire_dtype: str = option(*WIRE_DTYPES)
     wire_zlib: bool = option(False)
+    metrics_port: int = option(0, minimum=0, maximum=65535)
+    metrics_host: str = option("127.0.0.1", hint="a text: an address of this machine")
+    log_format: str = option("text", "json")
     method_config: Any = None
     declared: Method | None = dataclasses.field(default=None, compare=False, repr=False)
     idle_options: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False)

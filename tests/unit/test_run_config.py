@@ -93,6 +93,9 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "max-update": ([-1, "10", True, math.inf, math.nan], "a number of at least 0"),
     "wire-dtype": (["int4", "float64", True], "one of float32, float16, int8"),
     "wire-zlib": ([1, "true"], "true or false"),
+    "metrics-port": ([-1, 65536, "9464", True], "an integer of at least 0 and at most 65535"),
+    "metrics-host": ([1, True], "an address of this machine"),
+    "log-format": (["xml", True], "one of text, json"),
 }
 
 
