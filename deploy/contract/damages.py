@@ -64,8 +64,11 @@ class Answer:
         return among[int(self.draw.integers(len(among)))]
 
     def bounded(self, side: str) -> list[str]:
-        """Return the fields whose declaration has a smallest or a largest value."""
-        return [k for k, rule in rules_of(self.uplink).items() if getattr(rule, side) is not None]
+        """Return the fields with values whose declaration has a smallest or a largest one."""
+        rules, entries = rules_of(self.uplink), self.entries
+        return [
+            k for k, rule in rules.items() if getattr(rule, side) is not None and entries[k].size
+        ]
 
 
 def put(value: float) -> Callable[[Answer], str]:
