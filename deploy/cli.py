@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from deploy import run
+from deploy import past_runs, run
 from deploy.compare import command as compare
 from deploy.contract import command as contract
 from deploy.costs import command as costs
@@ -16,7 +16,7 @@ from deploy.examples import shown_examples
 from deploy.fleet import command as fleet
 from deploy.terminal import outliving_readers
 from models.own_code import searching
-from server_app.records.run_directory import COMPLETED, INTERRUPTED, RUNNING, is_in_use
+from server_app.records.run_directory import COMPLETED
 from strategies.base.options import ConfigError
 
 CHECK_EXAMPLE = "wildflower check ~/wildflower/RUN-NAME"
@@ -60,6 +60,10 @@ def make_parser() -> argparse.ArgumentParser:
                 (contract.EXAMPLE,), contract.add_arguments, contract.execute),
         Command("check", "tell how a run ended; exit code 0 if it completed",
                 (CHECK_EXAMPLE,), _add_directory, _check),
+        Command("runs", "list the runs of an output-dir: status, method, score, age",
+                (past_runs.RUNS_EXAMPLE,), past_runs.add_runs_arguments, past_runs.list_runs),
+        Command("clean", "delete checkpoints and private states of completed runs",
+                (past_runs.CLEAN_EXAMPLE,), past_runs.add_clean_arguments, past_runs.clean),
         Command("report", "write a run's report.html again",
                 (REPORT_EXAMPLE,), _add_directory, _report),
     )  # fmt: skip
@@ -106,19 +110,11 @@ def _models(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    import json
-
-    path = options.directory / "config.json"
-    if not path.is_file():
+    if not (options.directory / "config.json").is_file():
         raise ConfigError(f"{options.directory}: there is no run here (no config.json)")
-    info = json.loads(path.read_text(encoding="utf-8"))
-    status, reason = info["status"], f": {info['reason']}" if info.get("reason") else ""
-    if is_in_use(options.directory):  # also one that is being resumed
-        status, reason = RUNNING, ""
-    elif status == RUNNING:  # killed
-        status, reason = INTERRUPTED, f": go on with resume='{info['run_name']}'"
-    print(f"{info['run_name']}: {status}{reason}")
-    return 0 if status == COMPLETED else 1
+    found = past_runs.status_of(options.directory)
+    print(f"{found.name}: {found.status}" + (f": {found.reason}" if found.reason else ""))
+    return 0 if found.status == COMPLETED else 1
 
 
 def _report(options: argparse.Namespace) -> int:

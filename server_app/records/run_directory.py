@@ -33,6 +33,9 @@ CLIENT_COLUMNS = tuple(
 RUNNING, COMPLETED, FAILED, INTERRUPTED = "running", "completed", "failed", "interrupted"
 """How a run is, in config.json. One that was killed stays "running"; `is_in_use` tells."""
 
+CLEANED = "cleaned"
+"""Key of config.json: whether states and checkpoints were deleted."""
+
 NOT_RUNNING = "RunNotRunningException"
 """Flower's, in one of its private modules: what a call to the SuperLink raises in such a run."""
 
@@ -101,12 +104,17 @@ class RunDirectory:
             raise ConfigError(f"resume = {name!r}: there is no run in {path}")
         if not run.resume:
             _make(path, name)
-        lock = _lock(path)
+        lock = lock_run(path)
         if not run.resume:
             directory = cls(path, _describe(run, name), lock, resumed=False)
         else:
             try:
                 info = _read_info(path / "config.json")
+                if info.get(CLEANED):
+                    raise ConfigError(
+                        f"resume = {name!r}: `wildflower clean` deleted the run's checkpoints and "
+                        "private states, so it cannot go on; start a new run"
+                    )
                 _refuse_changes(name, info["config"], run)
             except ConfigError:
                 lock.release()
@@ -214,7 +222,8 @@ def _read_info(path: Path) -> dict[str, Any]:
     return info
 
 
-def _lock(path: Path) -> FileLock:
+def lock_run(path: Path) -> FileLock:
+    """Take the lock of a run's directory; raises `ConfigError` if another process has it."""
     lock = FileLock(path / "run.lock")
     try:
         lock.acquire(timeout=0)
@@ -223,10 +232,16 @@ def _lock(path: Path) -> FileLock:
     return lock
 
 
+def mark_cleaned(path: Path) -> None:
+    """Note in config.json that the run's states are gone, so that no resume takes it for new."""
+    info = _read_info(path / "config.json")
+    write_atomically(path / "config.json", json.dumps({**info, CLEANED: True}, indent=2) + "\n")
+
+
 def is_in_use(path: Path) -> bool:
     """Say whether a process is at work on the run in this directory."""
     try:
-        _lock(path).release()
+        lock_run(path).release()
     except ConfigError:
         return True
     return False
