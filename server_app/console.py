@@ -36,6 +36,11 @@ def settings(run: RunConfig, remarks: Iterable[str] = ()) -> str:
     warnings = [f"warning: {text}" for text in remarks]
     if idle := idle_keys(run):
         warnings.append(f"warning: without effect in this run: {', '.join(idle)}")
+    if run.keep_payloads:
+        warnings.append(
+            f"warning: keep-payloads = {run.keep_payloads}: what clients send is kept in the run's "
+            "directory; it tells of their data, so keep it to yourself"
+        )
     return "\n".join([*lines, *_over_rounds(run), *warnings])
 
 

@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator
 from flwr.app import Message
 
 from server_app.console import say
+from server_app.records.payload_files import PayloadFiles
 from server_app.records.round_result import REFUSED, Failure, RoundResult, Traffic
 from server_app.records.soundness import DIVERGED_KIND
 from server_app.rounds.method_server import MethodServer
@@ -42,6 +43,8 @@ class Exchange:
         Which of both measure the test split; all by default.
     send_order : SendOrder, optional
         What clients needed for earlier messages of the run.
+    payloads : PayloadFiles, optional
+        Where uplinks are kept, if they are.
     """
 
     def __init__(
@@ -54,8 +57,10 @@ class Exchange:
         others: list[int],
         tests: set[int] | None = None,
         send_order: SendOrder | None = None,
+        payloads: PayloadFiles | None = None,
     ) -> None:
         self.server = server
+        self._payloads = payloads
         self.control = control
         self.transport = transport
         self.roster = roster
@@ -229,6 +234,8 @@ class Exchange:
                 self._fail(update.client_id, "skipped", "no training examples", stop=False)
             else:
                 self._ready[update.client_id] = update
+                if self._payloads is not None:
+                    self._payloads.keep(update, self.control.round, self.control.exchange)
 
     def _fail(self, client_id: int, kind: str, reason: str, *, stop: bool = True) -> None:
         number = self.result.server_round

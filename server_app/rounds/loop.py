@@ -13,6 +13,8 @@ from server_app import console
 from server_app.console import say
 from server_app.records.checkpoints import Checkpoints
 from server_app.records.local_run import check_local_clients, check_local_run
+from server_app.records.payload_files import DIRECTORY as PAYLOADS
+from server_app.records.payload_files import PayloadFiles
 from server_app.records.recorder import Recorder
 from server_app.records.round_result import RoundResult
 from server_app.records.run_directory import (
@@ -88,6 +90,7 @@ class RoundLoop:
         self.directory = directory
         self.recorder = Recorder(directory.path)
         self.checkpoints = Checkpoints(directory.path / "checkpoints", run.keep_checkpoints)
+        self.payloads = PayloadFiles(directory.path / PAYLOADS, run.keep_payloads)
         self.transport = Transport(grid)
         # A message outlives its round's deadline a little, so that the deadline decides.
         self.messages = MessageFactory(directory.name, {}, run.round_timeout + 30, run.wire)
@@ -139,6 +142,7 @@ class RoundLoop:
         self.directory.begun = True
         self.checkpoints.set_aside_damaged()
         self.checkpoints.drop_after(done)
+        self.payloads.drop_after(done)
         (self.directory.path / "summary.json").unlink(missing_ok=True)  # of an earlier end
         if self.directory.resumed:
             say(f"resuming after round {done}")
@@ -250,6 +254,7 @@ class RoundLoop:
             measured,
             tests,
             self.send_order,
+            self.payloads,
         )
         try:
             current.run()

@@ -33,7 +33,7 @@ from strategies.base.wire import (
 
 __all__ = [
     "ARRAYS", "AS_IT_IS", "DTYPES", "MANIFEST", "ArrayRule", "PayloadError", "Shape", "Template",
-    "WireFormat", "array", "arrays", "count_scalars", "pack", "rules_of", "unpack",
+    "WireFormat", "array", "arrays", "count_scalars", "named_arrays", "pack", "rules_of", "unpack",
 ]  # fmt: skip
 
 Shape = tuple[int, ...]
@@ -140,6 +140,11 @@ def _entries(payload: Any) -> Iterator[tuple[str, ArrayRule, NDArray[Any]]]:
                 yield f"{name}/{entry}", rule, np.asarray(item)
         else:
             yield name, rule, np.asarray(value)
+
+
+def named_arrays(payload: Any) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a payload by name; entries of a mapping are named `field/entry`."""
+    return {key: item for key, _, item in _entries(payload)}
 
 
 def count_scalars(payload: Any) -> tuple[int, int]:

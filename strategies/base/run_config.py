@@ -29,7 +29,15 @@ TRACKERS = ("tensorboard", "wandb", "mlflow")
 
 MAY_CHANGE_ON_RESUME = frozenset(
     (
-        *("num-rounds", "output-dir", "run-name", "resume", "keep-checkpoints", "min-clients"),
+        *(
+            "num-rounds",
+            "output-dir",
+            "run-name",
+            "resume",
+            "keep-checkpoints",
+            "keep-payloads",
+            "min-clients",
+        ),
         *("wait-timeout", "round-timeout", "on-client-error", "device", "local-run", "code-dir"),
         *("max-update", "resume-round", "wire-zlib", "tracker", "metrics-port", "metrics-host"),
         "log-format",
@@ -153,6 +161,9 @@ class RunConfig:
         [Trackers](#trackers). Their libraries come with the extras of their names.
     keep_checkpoints
         How many of the newest checkpoints are kept.
+    keep_payloads
+        What clients send in every n-th round is kept in `payloads` of the run's directory, for
+        `wildflower attack`; it tells of their data, so 0, the default, keeps nothing.
     min_clients
         With fewer clients the run does not start.
     wait_timeout
@@ -244,6 +255,7 @@ class RunConfig:
     local_run: str = option("", hint="the name of a completed run to compare with")
     tracker: str = option("", hint=f"any of {', '.join(TRACKERS)}, with commas between")
     keep_checkpoints: int = option(2, minimum=1)
+    keep_payloads: int = option(0, minimum=0)
     min_clients: int = option(2, minimum=1)
     wait_timeout: float = option(120.0, above=0)
     round_timeout: float = option(3600.0, above=0)

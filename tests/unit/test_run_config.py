@@ -80,6 +80,7 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "resume-round": ([-1, 1.0, True, "1"], "an integer of at least 0"),
     "tracker": (["tensorbord", "wandb, wandb", 1], "any of tensorboard, wandb, mlflow"),
     "local-run": (["a/b", "../x", "ä"], "a name of letters"),
+    "keep-payloads": ([-1, "1"], "an integer of at least 0"),
     "keep-checkpoints": ([0, 2.0, True], "an integer of at least 1"),
     "min-clients": ([0, 2.0, True], "an integer of at least 1"),
     "wait-timeout": ([0, -1, "120", math.inf], "a number above 0"),
