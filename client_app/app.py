@@ -9,9 +9,10 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from client_app import handlers
-from client_app.node import code_dir
-from models.own_code import searching
+from client_app.node import code_dir, unasked_code
+from models.own_code import refusing, searching
 from strategies.base.method import Method, get_method
+from strategies.base.options import ConfigError
 from strategies.base.run_config import RunConfig
 
 Answer = Callable[[Message, Context, Method], Message]
@@ -29,9 +30,14 @@ def make_client_app(method: Method | None = None) -> ClientApp:
 
 
 def _answer(answer: Answer, method: Method | None, message: Message, context: Context) -> Message:
-    with searching(code_dir(context)):
-        chosen = method or get_method(str(context.run_config.get("method", RunConfig.method)))
-        return answer(message, context, chosen)
+    try:
+        with searching(code_dir(context)), refusing(unasked_code(context)):
+            chosen = method or get_method(str(context.run_config.get("method", RunConfig.method)))
+            return answer(message, context, chosen)
+    except ConfigError as error:
+        if answer is not handlers.answer_query:
+            raise
+        return handlers.problem_reply(message, context, error)
 
 
 app = make_client_app()

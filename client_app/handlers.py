@@ -62,12 +62,20 @@ def answer_query(message: Message, context: Context, method: Method) -> Message:
     try:
         info = describe_client(client_context(context, 0), method).to_record()
     except (ConfigError, DataError, ModelError) as error:
-        # A mistake in the set-up is the user's to mend before anything is trained; it travels
-        # as text, so that the server can name it without a traceback.
-        node_id = context.node_config.get("client-id", context.node_config.get("partition-id"))
-        text = visible(" ".join(f"{type(error).__name__}: {error}".split()))[:LONGEST_PROBLEM]
-        info = SetUpProblem(problem=text, who=visible(str(node_id))[:100]).to_record()
+        return problem_reply(message, context, error)
     return Message(RecordDict({CLIENT_INFO: info}), reply_to=message)
+
+
+def problem_reply(message: Message, context: Context, error: Exception) -> Message:
+    """Answer the registration with what is wrong with this client's set-up.
+
+    A mistake in the set-up is the user's to mend before anything is trained; it travels as text, so
+    that the server can name it without a traceback.
+    """
+    node_id = context.node_config.get("client-id", context.node_config.get("partition-id"))
+    text = visible(" ".join(f"{type(error).__name__}: {error}".split()))[:LONGEST_PROBLEM]
+    problem = SetUpProblem(problem=text, who=visible(str(node_id))[:100])
+    return Message(RecordDict({CLIENT_INFO: problem.to_record()}), reply_to=message)
 
 
 def describe_client(context: ClientContext, method: Method) -> ClientInfo:

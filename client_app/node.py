@@ -23,6 +23,7 @@ from data import (
 )
 from data.tasks import TaskSpec, assign_task, parse_task, parse_tasks
 from models import assign_model, model_info, tokeniser_of
+from models.own_code import Refusal
 from strategies.base.client import ClientContext
 from strategies.base.options import ConfigError, unknown_key
 from strategies.base.parsing import parse_run_config
@@ -31,6 +32,7 @@ from strategies.base.run_config import DEVICE, NAME, RunConfig
 NODE_KEYS = (
     "partition-id", "num-partitions", "client-id", "data-dir", "dataset", "model", "device",
     "threads", "state-dir", "task", "public-dir", "code-dir", "share-class-counts",
+    "allow-custom-models",
 )  # fmt: skip
 """Node-config keys that Wildflower reads."""
 
@@ -91,6 +93,32 @@ def code_dir(context: Context) -> str:
     own = context.node_config.get("code-dir")
     simulated = context.run_config.get("code-dir", "") if "ray" in sys.modules else ""
     return str(own or simulated)
+
+
+def simulated() -> bool:
+    """Return whether this process belongs to the server's own machine, in a simulation."""
+    return "ray" in sys.modules or "server_app.rounds.in_process" in sys.modules
+
+
+def unasked_code(context: Context) -> Refusal:
+    """Return what refuses code that a run names and that a device's owner did not agree to.
+
+    On a device a run imports no module by its name, of a model or of a method, unless node-config
+    says `allow-custom-models = true`. What node-config itself names is the owner's choice.
+    """
+    node = context.node_config
+    allowed = _flag(node, "allow-custom-models", default=simulated())
+    own = str(node.get("model", "")).partition(":")[0]
+
+    def refusal(name: str) -> str | None:
+        if allowed or name == own or "@" in name:
+            return None
+        return (
+            f"the run names code, {name!r}, and this device runs none that it did not choose; its "
+            "owner allows it by allow-custom-models=true in node-config, or names the model there"
+        )
+
+    return refusal
 
 
 def task_of(run: RunConfig, node: Mapping[str, object], client_id: int) -> TaskSpec | None:

@@ -79,6 +79,15 @@ def resolve_models(text: str) -> tuple[str, ...]:
     return tuple(_checked(entry, entry, text) for entry in _entries(text))
 
 
+def names_in(text: str) -> frozenset[str]:
+    """Return all names in a value of ``models``, looked up or not; of a group its models'."""
+    group = current_group(text)
+    if group in GROUPS:
+        return frozenset(GROUPS[group])
+    entries = (entry.strip() for entry in text.split(","))
+    return frozenset(entry.rpartition("=")[2].strip() for entry in entries if entry)
+
+
 def assign_model(text: str, client: int) -> str:
     """Return the model of one client.
 

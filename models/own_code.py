@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -20,6 +20,11 @@ from types import ModuleType
 from models.package_names import NAMES
 
 _FOLDER: ContextVar[Path | None] = ContextVar("_FOLDER", default=None)
+
+Refusal = Callable[[str], str | None]
+"""Returns why nothing may be had by a name, a module's or "model@place", or None."""
+
+_REFUSAL: ContextVar[Refusal] = ContextVar("_REFUSAL", default=lambda name: None)
 
 
 class OwnCodeError(ValueError):
@@ -44,6 +49,25 @@ def searching(folder: str | Path) -> Iterator[None]:
         yield
     finally:
         _FOLDER.reset(token)
+
+
+@contextmanager
+def refusing(refusal: Refusal) -> Iterator[None]:
+    """Ask first whether a name may be used, inside the with block; a surrounding one is not asked.
+
+    Names come over the network: from a run to a device, and from a device to the server.
+    """
+    token = _REFUSAL.set(refusal)
+    try:
+        yield
+    finally:
+        _REFUSAL.reset(token)
+
+
+def refuse_name(name: str) -> None:
+    """Raise `OwnCodeError` if a name may not be used where this is called; see `refusing`."""
+    if (reason := _REFUSAL.get()(name)) is not None:
+        raise OwnCodeError(reason)
 
 
 def load_own(address: str) -> object:
@@ -73,10 +97,11 @@ def import_own(name: str) -> ModuleType:
     Raises
     ------
     OwnCodeError
-        It is nowhere, or it fails while it is imported.
+        It is nowhere, it fails while it is imported, or the name may not be used here.
     """
     if not all(part.isidentifier() for part in name.split(".")):
         raise OwnCodeError(f"{name!r} is not the name of a Python module")
+    refuse_name(name)
     folder = _FOLDER.get()
     own = folder is not None and own_file(folder, name) is not None
     try:

@@ -12,7 +12,7 @@ from torch import nn
 
 from models.base import ModelError
 from models.libraries import is_installed
-from models.own_code import OwnCodeError, import_own
+from models.own_code import OwnCodeError, import_own, refuse_name
 
 BackboneFactory = Callable[..., nn.Module]
 """Makes a backbone for a data set from its `InputShape` (for text: `TextShape`); the module must
@@ -245,6 +245,10 @@ def _placed(info: ModelInfo, name: str, place: str) -> ModelInfo:
     if not place:
         forms = " or ".join(f"{info.name}@{form}" for form in info.places)
         raise ModelError(f"model {name!r}: no place after @; write {forms}, or {info.name} alone")
+    try:
+        refuse_name(name)  # a place is a folder, or what is to be downloaded
+    except OwnCodeError as error:
+        raise ModelError(f"model {name!r}: {error}") from error
     return replace(info, name=name, place=place)
 
 

@@ -6,8 +6,9 @@ import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from models.own_code import searching
+from models.own_code import refusing, searching
 from server_app.log import logging_as, say
+from server_app.own_names import unnamed_by
 from server_app.rounds.loop import run_rounds
 from strategies.base.former_names import warnings
 from strategies.base.method import hidden_file
@@ -37,7 +38,8 @@ def _run(grid: Grid, context: Context) -> None:
                     f"wildflower: warning: method = {run.method!r} is Wildflower's own, {file} is "
                     "not used; to run that, give it another name"
                 )
-            run_rounds(run, grid)
+            with refusing(unnamed_by(run)):
+                run_rounds(run, grid)
     except ConfigError as error:
         say(f"wildflower: configuration error: {error}")
         raise

@@ -135,6 +135,8 @@ class Device:
     share_class_counts : bool or None
         Whether the server is told how many examples of each class it has; None: of a share of a
         data set as the run has it, of own data not.
+    allow_custom_models : bool
+        Whether it imports models and methods of a user's own that a run names.
     """
 
     client_id: int = dataclasses.field(metadata={"rule": Rule(kind=int, minimum=0)})
@@ -155,6 +157,7 @@ class Device:
     share_class_counts: bool | None = dataclasses.field(
         default=None, metadata={"rule": Rule(kind=bool)}
     )
+    allow_custom_models: bool = option(False)
     num_partitions: int | None = None
 
     @property
@@ -184,6 +187,7 @@ class Device:
             "public-dir": self.public_dir,
             "code-dir": self.code_dir,
             "share-class-counts": self.share_class_counts,
+            "allow-custom-models": self.allow_custom_models or None,
         }
         given = {key: value for key, value in values.items() if value not in (None, "")}
         for key, value in given.items():

@@ -86,6 +86,7 @@ class LayerwiseServer(ServerHalf[T, Any], Generic[T]):
         """Return which architectures do not nest where clients are averaged by layer, or None."""
         if (problem := super().check(context, state, client)) is not None:
             return problem
+        layout_for(context, client.model)  # one that cannot be built here is refused by name
         must_nest = context.config.aggregation == "layerwise" or (state and state.layerwise)
         clash = clash_of(context, by_size(context, context.clients.values())) if must_nest else None
         if clash is None:

@@ -6,17 +6,25 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from flwr.app import Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
 
+from client_app.app import app
 from deploy.compare.plan import make_plan
 from deploy.run import with_code_dir
 from models import InputShape, ModelError, build_model, model_info
-from models.own_code import OwnCodeError, load_own, searching
+from models.own_code import OwnCodeError, load_own, refusing, searching
 from models.package_names import NAMES
+from server_app.own_names import unnamed_by
+from server_app.rounds.method_server import MethodServer
+from strategies.base.messages import CLIENT_INFO
 from strategies.base.options import ConfigError
 from strategies.base.parsing import parse_run_config
 from tests.support import OWN_MODEL, make_hostile, run_federation
+from tests.unit.test_roster import a_client_info
 
 ROOT = Path(__file__).parents[2]
 SHAPE = InputShape(3, 16, 4)
@@ -213,3 +221,57 @@ def test_what_was_imported_first_is_named(folder: Path) -> None:
         last = done.stderr.splitlines()[-1]
         assert last.startswith(f"ImportError: {folder / place} was imported as '{name}'")
         assert "rename yours, or take its folder off PYTHONPATH" in last
+
+
+# Whose choice it is -------------------------------------------------------------------------------
+
+DEVICE: dict[str, Any] = {"client-id": 7, "data-dir": "/nowhere"}
+TRAP = "raise RuntimeError('imported')"
+
+
+def registered(node: dict[str, Any], **run: Any) -> str:
+    """Return what is wrong with a device's set-up, by its own answer to the registration."""
+    TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+    config = parse_run_config({}).flat() | run
+    context = Context(1, 1, node, RecordDict(), config)
+    asked = Message(RecordDict(), dst_node_id=1, message_type="query")
+    return str(app(asked, context).content[CLIENT_INFO]["problem"])  # type: ignore[index]
+
+
+@pytest.fixture
+def on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("client_app.node.simulated", lambda: False)
+
+
+@pytest.mark.usefixtures("on_a_device")
+def test_a_device_imports_no_code_that_a_run_names(folder: Path) -> None:
+    (folder / "nets.py").write_text(OWN_MODEL)
+    (folder / "trap.py").write_text(TRAP)
+    node = {**DEVICE, "code-dir": str(folder)}
+    for run in ({"models": "nets:tiny"}, {"models": "cnn5, trap:x"}, {"method": "trap"}):
+        said = registered(node, **run)
+        assert "the run names code, '" in said
+        assert "allow-custom-models=true in node-config" in said
+    # Its owner's choice: the model that node-config names, or the permission. No data is the next.
+    for own in ({"model": "nets:tiny"}, {"allow-custom-models": True}):
+        assert "no class folder in /nowhere" in registered({**node, **own}, models="nets:tiny")
+    assert "'trap'" in registered({**node, "model": "nets:tiny"}, method="trap")
+    allowed = {**node, "allow-custom-models": True}
+    assert "RuntimeError: imported" in registered(allowed, method="trap")
+    assert "expected true or false" in registered({**node, "allow-custom-models": "yes"})
+
+
+@pytest.mark.parametrize("model", ["trap:x", "hf-vit@/etc", "hf-vit@somebody/model"])
+def test_the_server_loads_nothing_that_a_client_names(folder: Path, model: str) -> None:
+    """FedAvg builds its clients' models on the server: from its own configuration alone."""
+    (folder / "trap.py").write_text(TRAP)
+    run = parse_run_config({"method": "fedavg", "models": "cnn5, nets:tiny"})
+    server, info = MethodServer(run), a_client_info(3, model=model)
+    with searching(folder), refusing(unnamed_by(run)):
+        said = server.unfit([a_client_info(0), a_client_info(1), info])
+    assert list(said) == [3]
+    assert f"'{model.partition(':')[0]}' is named by a client" in said[3]
+    (folder / "nets.py").write_text(OWN_MODEL)
+    with searching(folder), refusing(unnamed_by(run)):
+        assert model_info("nets:tiny").name == "nets:tiny"
+    assert unnamed_by(parse_run_config({"models": "1=a.b:c, *=hf-vit@/x"}))("hf-vit@/x") is None
