@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from deploy.examples import shown_examples
-from deploy.fleet import member_commands
+from deploy.fleet import member_commands, renewal
 from deploy.fleet.description import HEARTBEAT_LIMIT, Files, Fleet, Tls, is_loopback
 from deploy.fleet.device import PLACE, server_unit, shell_command, systemd_unit
 from deploy.fleet.fleet_file import read_fleet
@@ -19,6 +19,7 @@ from deploy.fleet.identities import make_identities
 from deploy.fleet.local import CHECKOUT, LocalFleet
 from deploy.fleet.membership import revoked_devices
 from deploy.fleet.remote import connected_client, device_states
+from deploy.fleet.renewal_units import renewal_units
 from deploy.fleet.status import ONLINE, State, health, is_running, read_state, wait_for_end
 from deploy.fleet.status_table import status_table
 from deploy.fleet.supervisor import REVOKED, RUNNING, View
@@ -40,6 +41,7 @@ EXAMPLES = {
     "status": "wildflower fleet status deploy/fleet.yaml",
     "down": "wildflower fleet down deploy/fleet.yaml",
     "keys": "wildflower fleet keys deploy/fleet.yaml",
+    "renew": "wildflower fleet renew deploy/fleet.yaml",
     "device": "wildflower fleet device deploy/fleet.yaml 0",
     "add": "wildflower fleet add deploy/fleet.yaml 1",
     "revoke": "wildflower fleet revoke deploy/fleet.yaml 1",
@@ -82,6 +84,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command("status", "tell how a fleet's processes are; exit code 0 if all are well")
     command("down", "end a fleet that was started elsewhere")
     command("keys", "make a fleet's certificates and keys; what there is already is kept")
+    renew = command("renew", "renew the server's certificate if it ends soon, and put it to use")
+    renew.add_argument("--now", action="store_true", help="also if it is valid for long")
     device = command("device", "print what to run on one device")
     device.add_argument("client_id", metavar="CLIENT-ID", help="of the device, or: server")
     for name, text in (
@@ -99,7 +103,7 @@ def execute(options: argparse.Namespace) -> int:
     actions = {
         "up": _up, "run": _run, "status": _status, "down": _down, "keys": _keys, "device": _device,
         "add": member_commands.add, "revoke": member_commands.revoke,
-        "remove": member_commands.remove,
+        "remove": member_commands.remove, "renew": renewal.renew,
     }  # fmt: skip
     fleet = read_fleet(options.file)
     try:
@@ -254,7 +258,7 @@ def _keys(fleet: Fleet, options: argparse.Namespace) -> int:
 
 def _device(fleet: Fleet, options: argparse.Namespace) -> int:
     if options.client_id == "server":
-        for name, text in server_unit(fleet).items():
+        for name, text in {**server_unit(fleet), **renewal_units(fleet)}.items():
             say(f"# {name}\n{text}")
         return 0
     if not options.client_id.isdigit():

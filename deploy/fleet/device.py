@@ -17,6 +17,7 @@ from pathlib import Path
 
 from deploy.fleet.description import Device, Files, Fleet, Tls, is_loopback
 from deploy.fleet.fleet_file import read_fleet
+from deploy.fleet.renewal_units import renewal_units
 from deploy.fleet.units import ENVIRONMENT, STATE, USER, unit_text
 from strategies.base.options import ConfigError
 
@@ -219,7 +220,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         fleet = read_fleet(options.file)
         if options.client_id is None:
-            units = server_unit(fleet)
+            units = {**server_unit(fleet), **renewal_units(fleet)}
         else:
             device = fleet.device(options.client_id)
             units = {f"wildflower-{fleet.name}-{device.name}.service": systemd_unit(fleet, device)}

@@ -10,31 +10,30 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import ipaddress
 import secrets
 from pathlib import Path
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from deploy.fleet.certificates import (
+    authority_certificate,
+    general_name,
+    names_of,
+    server_certificate,
+    server_names,
+)
 from deploy.fleet.description import Device, Fleet
 from deploy.fleet.device_map import write_device_map
 from deploy.fleet.private_files import prepare_directory, refuse_readable_by_others, write_private
 from deploy.fleet.revoked import is_revoked
 from strategies.base.options import ConfigError
 
-CA_DAYS = 3650
-"""For how long an authority made here is valid. Devices hold a copy of its certificate."""
-
 WARN_DAYS = 30
 """A certificate that ends sooner is mentioned."""
-
-THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
-"""Names that every server certificate is valid for: Flower's own processes use them."""
 
 SECRET_BYTES = 32
 
@@ -99,13 +98,6 @@ def make_device_key(fleet: Fleet, device: Device, found: Identities) -> None:
     _public_key(path.with_suffix(".pub"), key, found)
 
 
-def server_names(fleet: Fleet) -> tuple[str, ...]:
-    """Return every host name and address that the server's certificate must be valid for."""
-    server = fleet.server
-    hosts = (*THIS_MACHINE, server.address, server.listens_on, *server.names)
-    return tuple(dict.fromkeys(host for host in hosts if host not in ("0.0.0.0", "::")))
-
-
 def _authority(
     fleet: Fleet, key: ec.EllipticCurvePrivateKey, now: datetime.datetime, found: Identities
 ) -> x509.Certificate:
@@ -115,14 +107,7 @@ def _authority(
         if ca.public_key() != key.public_key():
             raise ConfigError(f"{path}: does not belong to {fleet.files.ca_key}; move both away")
         return ca
-    name = _name(f"Wildflower fleet {fleet.name}")
-    usage = _key_usage(key_cert_sign=True, crl_sign=True)
-    ca = (
-        _builder(name, name, key.public_key(), key.public_key(), now, CA_DAYS)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
-        .sign(key, hashes.SHA384())
-    )
+    ca = authority_certificate(fleet, key, now)
     _write(path, ca.public_bytes(serialization.Encoding.PEM), found, mode=0o644)
     return ca
 
@@ -137,15 +122,7 @@ def _server_certificate(
         certificate = _read_certificate(files.certificate, now, found)
         _check_fit(files.certificate, certificate, ca, key, names)
         return
-    server = (
-        _builder(_name(fleet.server.address), ca.subject, key.public_key(), ca_key.public_key(),
-                 now, fleet.tls.days)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_key_usage(digital_signature=True), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectAlternativeName([_general_name(n) for n in names]), False)
-        .sign(ca_key, hashes.SHA384())
-    )  # fmt: skip
+    server = server_certificate(fleet, ca, ca_key, key.public_key(), now)
     _write(files.certificate, server.public_bytes(serialization.Encoding.PEM), found, mode=0o644)
 
 
@@ -161,19 +138,10 @@ def _check_fit(
         raise ConfigError(f"{path.name}: was not issued by ca.crt beside it; {remedy}") from error
     if certificate.public_key() != key.public_key():
         raise ConfigError(f"{path.name}: does not belong to server.key beside it; {remedy}")
-    known = _names(certificate)
-    missing = [name for name in names if _general_name(name) not in known]
+    known = names_of(certificate)
+    missing = [name for name in names if general_name(name) not in known]
     if missing:
         raise ConfigError(f"{path.name}: is not valid for {', '.join(missing)}; {remedy}")
-
-
-def _names(certificate: x509.Certificate) -> set[x509.GeneralName]:
-    """Return the host names and addresses that a certificate is valid for."""
-    try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
-    except x509.ExtensionNotFound:
-        return set()
-    return set(names.value)
 
 
 def _check_own(fleet: Fleet, now: datetime.datetime, found: Identities) -> None:
@@ -184,12 +152,12 @@ def _check_own(fleet: Fleet, now: datetime.datetime, found: Identities) -> None:
     server = fleet.server
     here = server.local_endpoint.rpartition(":")[0].strip("[]")
     for name, whose in ((server.address, "devices"), (here, "processes on this machine")):
-        accepted = {_general_name(name), x509.DNSName("*." + name.partition(".")[2])}
-        if not accepted & _names(certificate):
+        accepted = {general_name(name), x509.DNSName("*." + name.partition(".")[2])}
+        if not accepted & names_of(certificate):
             raise ConfigError(
                 f"{path}: is not valid for {name}, by which {whose} reach the SuperLink"
             )
-    _read_key(fleet.files.certificate_key)
+    read_key(fleet.files.certificate_key)
     found.kept.append(fleet.files.certificate_key)
 
 
@@ -216,7 +184,7 @@ def _key(
     """Read a private key, or make one; `certificate` is what a lost key would leave orphaned."""
     if _present(path, found):
         refuse_readable_by_others(path)
-        key = _read_key(path)
+        key = read_key(path)
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise ConfigError(f"{path}: expected an elliptic curve key (NIST P-384)")
         return key
@@ -231,7 +199,7 @@ def _key(
     return made
 
 
-def _read_key(path: Path) -> PrivateKeyTypes:
+def read_key(path: Path) -> PrivateKeyTypes:
     """Read a private key in PEM or OpenSSH's format."""
     try:
         text = path.read_bytes()
@@ -262,41 +230,3 @@ def _present(path: Path, found: Identities) -> bool:
 def _write(path: Path, content: bytes, found: Identities, mode: int = 0o600) -> None:
     write_private(path, content, mode)
     found.made.append(path)
-
-
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey,
-    issuer_key: ec.EllipticCurvePublicKey, now: datetime.datetime, days: int,
-) -> x509.CertificateBuilder:  # fmt: skip
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))  # devices' clocks differ
-        .not_valid_after(now + datetime.timedelta(days=days))
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key), critical=False
-        )
-    )
-
-
-def _key_usage(**used: bool) -> x509.KeyUsage:
-    names = (
-        "digital_signature", "content_commitment", "key_encipherment", "data_encipherment",
-        "key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only",
-    )  # fmt: skip
-    return x509.KeyUsage(**{name: used.get(name, False) for name in names})
-
-
-def _name(text: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])  # X.509's limit
-
-
-def _general_name(host: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        return x509.DNSName(host)

@@ -141,8 +141,13 @@ def unit_text(
         memory=memory,  # here % is no sign of a specifier
         oom="continue" if starts_apps else "stop",
         places=places,
-        hardening=_HARDENING.format(capabilities="CAP_NET_BIND_SERVICE" if low_port else ""),
+        hardening=hardening("CAP_NET_BIND_SERVICE" if low_port else ""),
     )
+
+
+def hardening(capabilities: str = "") -> str:
+    """Return the lines that confine a service, which keeps no more than these capabilities."""
+    return _HARDENING.format(capabilities=capabilities)
 
 
 def _assignments(variables: Mapping[str, str]) -> str:
@@ -151,10 +156,12 @@ def _assignments(variables: Mapping[str, str]) -> str:
 
 def _words(words: Sequence[str], command: bool = False) -> str:
     """Quote words as systemd reads them; in commands a dollar sign is doubled too."""
-    return " ".join(_quote(word.replace("$", "$$") if command else word) for word in words)
+    return " ".join(quoted(word, command=command) for word in words)
 
 
-def _quote(word: str) -> str:
+def quoted(word: str, *, command: bool = False) -> str:
+    """Quote a word as systemd reads it; of a command, a dollar sign is doubled too."""
+    word = word.replace("$", "$$") if command else word
     if word and not set(word) & set(" \t'\"\\;"):
         return _escape(word)
     return '"' + _escape(word.replace("\\", "\\\\").replace('"', '\\"')) + '"'

@@ -27,6 +27,7 @@ from deploy.fleet.proxy import (
     FLEET_CALLS,
     fleet_proxy,
 )
+from deploy.fleet.renewal_units import renewal_units
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 README = (DEPLOY / "README.md").read_text(encoding="utf-8")
@@ -89,7 +90,7 @@ def test_the_command_line_knows_what_is_used(fleet: Fleet) -> None:
             assert str(options.file) == FLEET_FILE
         if options.fleet_command == "run":
             assert options.preset in described.presets
-    assert used == {"keys", "up", "device", "run", "status", "add", "revoke", "remove"}
+    assert used == {"keys", "up", "device", "run", "status", "add", "revoke", "remove", "renew"}
 
 
 def test_modules_print_and_write_what_is_said(
@@ -112,12 +113,13 @@ def test_modules_print_and_write_what_is_said(
     for arguments in commands("systemctl"):
         names = {word for word in arguments if re.fullmatch(r"wildflower-[\w-]+", word)}
         assert names <= written
-    assert len(written) == 4
+    assert len(written) == 5
 
 
 def test_units_are_named_as_systemd_will_know_them(fleet: Fleet) -> None:
     named = set(re.findall(r"(wildflower-clinic-[a-z]+)(?![\w*-])", README))
-    assert named == {Path(name).stem for name in server_unit(fleet)}
+    units = {**server_unit(fleet), **renewal_units(fleet)}
+    assert named == {Path(name).stem for name in units}
 
 
 def test_flowers_command_line_knows_what_is_used() -> None:

@@ -352,8 +352,9 @@ def test_units_can_be_printed_and_written(
     units = tmp_path / "units"
     units.mkdir()
     assert main([str(path), "--write", str(units)]) == 0
+    names = ("proxy.service", "renew.service", "renew.timer", "superexec.service")
     assert sorted(path.name for path in units.iterdir()) == [
-        f"wildflower-clinic-{name}.service" for name in ("proxy", "superexec", "superlink")
+        f"wildflower-clinic-{name}" for name in (*names, "superlink.service")
     ]
     assert main([str(path), "--client-id", "4"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1

@@ -18,9 +18,10 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from deploy.fleet.certificates import server_names
 from deploy.fleet.description import Device, Fleet, Restarts, Server, Tls
 from deploy.fleet.device_map import device_map
-from deploy.fleet.identities import make_identities, server_names
+from deploy.fleet.identities import make_identities
 from deploy.fleet.private_files import write_private
 from strategies.base.options import ConfigError
 
