@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import re
 import signal
 import sys
 import time
@@ -32,6 +33,8 @@ from strategies.base.parsing import parse_run_config
 
 DAY = 86_400.0
 END_SECONDS = 60.0
+RUN_NAME = re.compile(r"\bwildflower: run (\S+) in /")
+"""How a run says its name, as text and as JSON."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
 
@@ -184,18 +187,19 @@ def _run(fleet: Fleet, options: argparse.Namespace) -> int:
     parse_run_config(config)
     state = read_state(fleet)
     client = connected_client(state.fleet)
+    listener = _Listener()
     by_others = not state.processes  # systemd, for one, starts again what ends
     with terminate_as_interrupt():
         run_id = client.submit(app, with_code_dir(config))
         say(f"run {run_id} is submitted; Ctrl-C stops it")
         try:
             run = client.wait(
-                run_id, timeout=options.timeout, on_line=say, patience=HEARTBEAT_LIMIT,
+                run_id, timeout=options.timeout, on_line=listener, patience=HEARTBEAT_LIMIT,
                 may_return=lambda: by_others or is_running(fleet),
             )  # fmt: skip
         except KeyboardInterrupt:
             client.stop(run_id)
-            say(f"run {run_id}: stopped; -c \"resume='NAME'\" goes on with it")
+            say(f"run {run_id}: stopped; {listener.resumption}")
             return INTERRUPTED
         except TimeoutError as error:
             raise FlowerError(str(error)) from error
@@ -203,11 +207,30 @@ def _run(fleet: Fleet, options: argparse.Namespace) -> int:
             if by_others or is_running(fleet):
                 raise
             raise FlowerError(
-                f"run {run_id}: fleet {fleet.name} has ended; the run's directory has what it did, "
-                "and -c \"resume='NAME'\" goes on with it"
+                f"run {run_id}: fleet {fleet.name} has ended; the run's directory has what it did; "
+                f"{listener.resumption}"
             ) from error
     say(f"run {run_id}: {run.status}{f', {run.details}' if run.details else ''}")
     return 0 if run.completed else 1
+
+
+class _Listener:
+    """Says what a run says, and notes the name it goes by."""
+
+    def __init__(self) -> None:
+        self.name = ""
+
+    def __call__(self, line: str) -> None:
+        found = RUN_NAME.search(line)
+        self.name = found[1] if found else self.name
+        say(line)
+
+    @property
+    def resumption(self) -> str:
+        """How to go on with the run."""
+        if not self.name:
+            return "it had not begun, so there is nothing to resume"
+        return f"-c \"resume='{self.name}'\" goes on with it"
 
 
 def _preset(fleet: Fleet, name: str | None) -> str:

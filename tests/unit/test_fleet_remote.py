@@ -234,3 +234,33 @@ def test_another_authority_is_not_this_fleet(served: Fleet, tmp_path: Path) -> N
     make_identities(other)
     with pytest.raises(ConfigError, match="does not run"):
         read_state(other)
+
+
+@pytest.mark.parametrize(
+    ("lines", "advice"),
+    [
+        (["wildflower: run fedre-1 in /home/of/runs/fedre-1", "round 1/3"],
+         """-c "resume='fedre-1'" goes on with it"""),
+        (['{"level": "info", "text": "wildflower: run my.run in /runs/my.run"}'],
+         """-c "resume='my.run'" goes on with it"""),
+        (["INFO : Start `flwr-serverapp` process"], "there is nothing to resume"),
+    ],
+)  # fmt: skip
+def test_a_run_that_is_stopped_says_how_to_go_on_with_it_by_its_name(
+    served: Fleet, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    lines: list[str], advice: str,
+) -> None:  # fmt: skip
+    stopped: list[str] = []
+
+    def interrupted(self: Flower, run_id: str, **options: Any) -> FlowerRun:
+        for line in lines:
+            options["on_line"](line)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Flower, "wait", interrupted)
+    monkeypatch.setattr(Flower, "stop", lambda self, run_id: stopped.append(run_id))
+    assert main(["fleet", "run", str(served.source)]) == 130
+    assert stopped == ["4711"]
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("run 4711: stopped; ")
+    assert last.endswith(advice)
