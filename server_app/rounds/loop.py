@@ -30,6 +30,7 @@ from server_app.rounds.message_factory import MessageFactory
 from server_app.rounds.method_server import MethodServer
 from server_app.rounds.notes import RoundNotes
 from server_app.rounds.participants import choose_participants
+from server_app.rounds.reply_limit import ReplyLimit
 from server_app.rounds.roster import Roster
 from server_app.rounds.send_order import SendOrder, short_thread_turns
 from server_app.rounds.transport import Transport, is_simulation
@@ -56,7 +57,7 @@ def run_rounds(run: RunConfig, grid: Grid) -> Result:
     loop = RoundLoop(server, schedule, grid, directory)
     turns = short_thread_turns() if is_simulation(grid) else nullcontext()
     try:
-        with turns:
+        with turns, loop.reply_limit.applied():
             result = loop.execute()
     except BaseException as error:
         status, reason = early_end(error, directory.name)
@@ -91,7 +92,8 @@ class RoundLoop:
         self.recorder = Recorder(directory.path)
         self.checkpoints = Checkpoints(directory.path / "checkpoints", run.keep_checkpoints)
         self.payloads = PayloadFiles(directory.path / PAYLOADS, run.keep_payloads)
-        self.transport = Transport(grid)
+        self.reply_limit = ReplyLimit(grid, run.max_reply_mb)
+        self.transport = Transport(grid, self.reply_limit)
         # A message outlives its round's deadline a little, so that the deadline decides.
         self.messages = MessageFactory(directory.name, {}, run.round_timeout + 30, run.wire)
         self.notes = RoundNotes(server, self.recorder, directory.path)

@@ -14,7 +14,10 @@ from itertools import islice
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from server_app.records.round_result import REFUSED
 from server_app.rounds.in_process import InProcessGrid
+from server_app.rounds.reply_limit import TOO_LARGE, ReplyLimit
+from strategies.base.messages import count_bytes
 from strategies.base.received_text import visible
 
 PUSH_CHUNK = 16
@@ -95,8 +98,9 @@ class Transport:
     from that node but from the SuperLink.
     """
 
-    def __init__(self, grid: Grid) -> None:
+    def __init__(self, grid: Grid, limit: ReplyLimit | None = None) -> None:
         self.grid = grid
+        self._limit = limit if limit is not None and limit.applies else None
         self._longest = LONGEST_SIMULATED_POLL if is_simulation(grid) else LONGEST_POLL
         self._out: dict[str, Sent] = {}
         self._arrived: deque[Answer] = deque()
@@ -105,6 +109,8 @@ class Transport:
         """Send messages, taken from a lazy iterable a few at a time."""
         iterator = iter(messages)
         while chunk := list(islice(iterator, PUSH_CHUNK)):
+            if self._limit is not None:
+                self._limit.sent(max(count_bytes(message.content) for message, _ in chunk))
             ids = list(self.grid.push_messages([message for message, _ in chunk]))
             if len(ids) != len(chunk):
                 raise GridError(
@@ -188,6 +194,8 @@ def reason_of(message: Message) -> str:
     It is a device's own text, which goes on to the terminal, the records and the report: nothing in
     it can break the line or steer a terminal.
     """
+    if (found := TOO_LARGE.search(message.error.reason or "")) is not None:
+        return f"{REFUSED}: its reply is {found[0]}"
     # Ray reports the client's exception first, then Flower's wrapper around it.
     cause, _, _ = (message.error.reason or "").partition(RAY_WRAPPER)
     lines = [line.strip() for line in cause.splitlines() if line.strip()]

@@ -39,7 +39,15 @@ MAY_CHANGE_ON_RESUME = frozenset(
             "min-clients",
         ),
         *("wait-timeout", "round-timeout", "on-client-error", "device", "local-run", "code-dir"),
-        *("max-update", "resume-round", "wire-zlib", "tracker", "metrics-port", "metrics-host"),
+        *(
+            "max-update",
+            "max-reply-mb",
+            "resume-round",
+            "wire-zlib",
+            "tracker",
+            "metrics-port",
+            "metrics-host",
+        ),
         "log-format",
     )
 )
@@ -176,6 +184,8 @@ class RunConfig:
     max_examples
         With how many examples a client's update counts at most in a mean. "auto": on devices 10
         times the median of the clients' counts, in a simulation no limit.
+    max_reply_mb
+        How many megabytes a device's reply may have, unless twice what the server sent is more.
     robust_mean
         How a method that averages over clients does it. "off": its plain mean. "median" and
         "trimmed", by coordinate, count every client once; "clipped" shortens large changes.
@@ -261,6 +271,7 @@ class RunConfig:
     round_timeout: float = option(3600.0, above=0)
     share_class_counts: bool = option(True)
     max_examples: int | str = option(AUTO, kind=int, minimum=1)
+    max_reply_mb: int = option(256, minimum=1)
     robust_mean: str = option("off", "median", "trimmed", "clipped")
     robust_trim: float = option(0.1, above=0, maximum=0.49)
     robust_clip: float = option(1.0, above=0)

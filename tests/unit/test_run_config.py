@@ -87,6 +87,7 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "round-timeout": ([0, -1, None], "a number above 0"),
     "share-class-counts": ([1, "true", None], "true or false"),
     "max-examples": ([0, 1.5, "many", True], 'an integer of at least 1 or "auto"'),
+    "max-reply-mb": ([0, 1.5, "many"], "an integer of at least 1"),
     "robust-mean": (["mean", True], "one of off, median, trimmed, clipped"),
     "robust-trim": ([0, 0.5, "0.1"], "a number above 0 and at most 0.49"),
     "robust-clip": ([0, -1, True], "a number above 0"),
