@@ -322,6 +322,7 @@ def test_the_image_gets_what_the_project_names_but_flower(tmp_path: Path, index:
     text = (DEPLOY / "Dockerfile").read_text()
     run = text.partition("\nRUN ")[2].replace("\\\n", "")
     shutil.copy(DEPLOY.parent / "pyproject.toml", tmp_path)
+    shutil.copy(DEPLOY / "constraints.txt", tmp_path)
     python = tmp_path / "python"
     python.write_text(
         f"""#!/bin/sh
@@ -338,11 +339,16 @@ for word; do case "$word" in *.txt) cat "$word" >> pip.log; echo >> pip.log;; es
     )  # fmt: skip
     asked = [line for line in (tmp_path / "pip.log").read_text().splitlines() if line]
     option = f" --index-url {index}" if index else ""
-    assert asked[0] == f"-m pip install --no-cache-dir{option} -r torch.txt"
+    assert asked[0] == f"-m pip install --no-cache-dir{option} -c tested.txt -r torch.txt"
     second = asked.index("-m pip install --no-cache-dir -c keep.txt -r rest.txt")
-    assert [line.partition(">")[0] for line in asked[1:second]] == ["torch", "torchvision"]
+    pinned = (DEPLOY / "constraints.txt").read_text().splitlines()
+    assert asked[1:3] == [line for line in pinned if re.match("torch(vision)?==", line)]
+    assert [line.partition(">")[0] for line in asked[3:second]] == ["torch", "torchvision"]
+    # Flower as the image has it, everything else as it was tested.
     assert asked[second + 1] == "flwr==1.42.0"
+    rest = [line for line in pinned if not line.startswith("flwr==")]
+    assert asked[second + 2 : second + 2 + len(rest)] == rest
     project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]
     wanted = [n for n in project["dependencies"] if not n.startswith(("torch", "flwr["))]
-    assert asked[second + 2 :] == wanted
+    assert asked[second + 2 + len(rest) :] == wanted
     assert not list(tmp_path.glob("*.txt"))
