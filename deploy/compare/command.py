@@ -69,7 +69,7 @@ def execute(args: argparse.Namespace) -> int:
     try:
         plan = read_plan(args.file.expanduser())
         states = check_states(plan)
-        app = _app_directory(args.app)
+        app = app_directory(args.app)
     except ConfigError as error:
         print(f"wildflower compare: {error}", file=sys.stderr)
         return 2
@@ -77,19 +77,32 @@ def execute(args: argparse.Namespace) -> int:
         for run in plan.runs:
             say(f"{run.name}: {states[run.name]}")
         return 0
-    comparison = Comparison(plan, states, app)
+    return run_all(Comparison(plan, states, app), f"wildflower compare {args.file}")
+
+
+def run_all(comparison: Comparison, command: str) -> int:
+    """Run a comparison to its end; return the exit code of the command line that asked for it.
+
+    Parameters
+    ----------
+    comparison : Comparison
+        The comparison.
+    command : str
+        How the user goes on after an interrupt.
+    """
+    program = " ".join(command.split()[:2])
     try:
-        with _sole_user(plan), terminate_as_interrupt():
+        with _sole_user(comparison.plan), terminate_as_interrupt():
             return comparison.execute()
     except ConfigError as error:
-        print(f"wildflower compare: {error}", file=sys.stderr)
+        print(f"{program}: {error}", file=sys.stderr)
         return 2
     except FlowerError as error:
-        print(f"wildflower compare: {error}", file=sys.stderr)
+        print(f"{program}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         comparison.write()
-        say(f"interrupted; `wildflower compare {args.file}` goes on from here")
+        say(f"interrupted; `{command}` goes on from here")
         return INTERRUPTED
 
 
@@ -154,6 +167,7 @@ class Comparison:
                 clients=self.plan.clients,
                 workers=self.plan.workers,
                 timeout=self.plan.run_timeout,
+                federation=self.plan.federation,
                 on_line=_pass_on,
             )
             self._keep_log(planned, done.log)
@@ -187,7 +201,7 @@ def _pass_on(line: str) -> None:
         say("  " + line)
 
 
-def _app_directory(given: Path | None) -> Path:
+def app_directory(given: Path | None) -> Path:
     """Return the directory of the Flower app: the one given, or the checkout this file is in."""
     path = (given or Path(__file__).parents[2]).expanduser().absolute()
     if not (path / "pyproject.toml").is_file():

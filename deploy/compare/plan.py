@@ -32,7 +32,8 @@ DAY = 86_400.0
 
 _FILE_KEYS = (
     "name", "output-dir", "clients", "methods", "seeds", "settings", "variants",
-    "target-accuracy", "reference", "differences", "parallel-workers", "run-timeout",
+    "target-accuracy", "reference", "differences", "parallel-workers", "gpus-per-client",
+    "run-timeout",
 )  # fmt: skip
 _REQUIRED = ("name", "output-dir", "clients", "methods", "seeds")
 
@@ -103,6 +104,8 @@ class Plan:
         Pairs of method labels whose accuracies are subtracted client by client.
     workers : int, optional
         Processes that compute clients at once; None is one per core.
+    gpus_per_client : float, optional
+        Share of a GPU that each of them takes; None leaves GPUs alone.
     run_timeout : float
         Seconds that one run may take.
     """
@@ -115,7 +118,13 @@ class Plan:
     reference: str | None = None
     differences: tuple[tuple[str, str], ...] = ()
     workers: int | None = None
+    gpus_per_client: float | None = None
     run_timeout: float = DAY
+
+    @property
+    def federation(self) -> dict[str, float]:
+        """What Flower's simulation is told of GPUs."""
+        return {"client-resources-num-gpus": self.gpus_per_client} if self.gpus_per_client else {}
 
     @property
     def tasks(self) -> dict[str, str]:
@@ -181,6 +190,7 @@ def make_plan(content: object) -> Plan:
         reference=_reference(top, [method.label for method in methods]),
         differences=_differences(read_list(top.get("differences") or [], "differences"), runs),
         workers=read_optional(top, "parallel-workers", int, 1),
+        gpus_per_client=read_optional(top, "gpus-per-client", float, 0.0, 1.0),
         run_timeout=read_optional(top, "run-timeout", float, 1.0) or DAY,
     )
 
