@@ -14,6 +14,7 @@ from deploy.contract import command as contract
 from deploy.costs import command as costs
 from deploy.examples import shown_examples
 from deploy.fleet import command as fleet
+from deploy.reproduce import command as reproduce
 from deploy.terminal import outliving_readers
 from models.own_code import searching
 from server_app.records.run_directory import COMPLETED
@@ -50,6 +51,8 @@ def make_parser() -> argparse.ArgumentParser:
                 (run.EXAMPLE,), run.add_arguments, run.execute),
         Command("compare", "run the methods and seeds of a YAML file through flwr and tabulate",
                 (compare.EXAMPLE,), compare.add_arguments, compare.execute),
+        Command("reproduce", "run a table of a paper again and set it beside the paper's numbers",
+                (reproduce.EXAMPLE,), reproduce.add_arguments, reproduce.execute),
         Command("fleet", "start a fleet of real processes, run on it, describe its devices",
                 tuple(fleet.EXAMPLES.values()), fleet.add_arguments, fleet.execute),
         Command("costs", "reproduce the communication table of the FedRE paper",

@@ -78,6 +78,13 @@ def document_tables() -> str:
     return "\n".join(parts)
 
 
+def put_between(document: Path, begin: str, end: str, made: str) -> None:
+    """Replace what stands between two lines of a document, atomically."""
+    before, _, rest = document.read_text(encoding="utf-8").partition(begin)
+    after = rest.partition(end)[2]
+    write_atomically(document, f"{before}{begin}\n{made}\n{end}{after}")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables, or write them into the document."""
     parser = argparse.ArgumentParser(prog="python -m deploy.keys", description=__doc__)
@@ -85,9 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not parser.parse_args(arguments).write:
         print(document_tables(), end="")
         return 0
-    before, _, rest = DOCUMENT.read_text(encoding="utf-8").partition(BEGIN)
-    after = rest.partition(END)[2]
-    write_atomically(DOCUMENT, f"{before}{BEGIN}\n{document_tables()}\n{END}{after}")
+    put_between(DOCUMENT, BEGIN, END, document_tables())
     return 0
 
 

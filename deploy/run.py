@@ -118,7 +118,7 @@ def read_run_config(path: Path) -> dict[str, Any]:
         content = tomllib.loads(read_user_text(path.expanduser()))
     except (DataError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read as a file of keys: {error}") from error
-    values = dict(_flat(content))
+    values = dict(flattened(content))
     for key, value in values.items():
         if not isinstance(value, bool | int | float | str):
             raise ConfigError(
@@ -127,10 +127,11 @@ def read_run_config(path: Path) -> dict[str, Any]:
     return values
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flattened(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the keys of a TOML table and their values; a nested table gives dotted keys."""
     for key, value in table.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flattened(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
 

@@ -23,7 +23,7 @@ from strategies.base.server import RegistrationError
 from strategies.fedmrl import Config
 from tests.support import Outcome, run_federation
 
-PRESETS = sorted((Path(__file__).parents[2] / "deploy" / "presets").glob("fedmrl-*.toml"))
+PRESETS = sorted((Path(__file__).parents[2] / "deploy" / "presets").glob("fedmrl-h*.toml"))
 OWN = option_keys(Config)
 
 

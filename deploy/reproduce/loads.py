@@ -1,0 +1,150 @@
+"""What the clients of a setting compute: their distinct training steps, and how many of each."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+import torch
+
+from data.tasks import TaskSpec, assign_task
+from deploy.compare.plan import PlannedRun
+from models import InputShape
+from models.base import TextShape
+from models.build import build_model, proven
+from models.groups import assign_model
+from models.task_model import MODALITY_OF, build_task_model
+from models.tokens import text_shape_of
+from strategies.base.options import ConfigError
+from strategies.base.run_config import RunConfig
+
+CLASSIFICATION = "classification"
+POOLED = 0.75
+"""Share of a client's own pool that it trains on, with personal test splits."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Images:
+    """A data set as published: training and test examples, and the shape of one."""
+
+    train: int
+    test: int
+    shape: InputShape
+
+
+DATA: Mapping[str, Images] = {
+    "digits": Images(1_437, 360, InputShape(1, 32, 10)),
+    "fashion-mnist": Images(60_000, 10_000, InputShape(1, 28, 10)),
+    "cifar10": Images(50_000, 10_000, InputShape(3, 32, 10)),
+    "cifar100": Images(50_000, 10_000, InputShape(3, 32, 100)),
+    "svhn": Images(73_257, 26_032, InputShape(3, 32, 10)),
+    "tiny-imagenet": Images(100_000, 10_000, InputShape(3, 64, 200)),
+    "scenes": Images(12_000, 2_000, InputShape(1, 64, 10)),
+    "voc": Images(5_717, 5_823, InputShape(3, 64, 20)),
+    "coco": Images(118_287, 5_000, InputShape(3, 64, 80)),
+}
+"""By name; of VOC the 2012 part, of COCO the 2017 one, both at the size that is the default."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One step of local training: which model, on what, how many examples.
+
+    Attributes
+    ----------
+    model, task : str
+        Names for `models.build_task_model`.
+    shape : InputShape or TextShape
+        Of the data.
+    batch : int
+        Examples.
+    """
+
+    model: str
+    task: str
+    shape: InputShape | TextShape
+    batch: int
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.task}, {self.shape}, batch {self.batch}"
+
+    def build(self, width: int) -> torch.nn.Module:
+        """Build the client's model; under ``torch.device("meta")`` nothing is allocated."""
+        with proven():
+            if self.task == CLASSIFICATION:
+                return build_model(self.model, self.shape, width)
+            return build_task_model(self.model, self.task, self.shape, width, lora_rank=0)
+
+    def inputs(self, device: torch.device) -> torch.Tensor:
+        """Return a batch of blank examples."""
+        if isinstance(self.shape, InputShape):
+            side = self.shape.image_size
+            return torch.zeros(self.batch, self.shape.channels, side, side, device=device)
+        return torch.ones(self.batch, self.shape.length, dtype=torch.long, device=device)
+
+    def outputs(self) -> tuple[int, ...]:
+        """Return the shape that the model's scores must have."""
+        if self.task == "segmentation":
+            assert isinstance(self.shape, InputShape)
+            side = self.shape.image_size
+            return self.batch, self.shape.num_classes + 1, side, side
+        return self.batch, self.shape.num_classes
+
+
+def check_shapes(step: Step, width: int) -> None:
+    """Build a step's model on the meta device and compare the shape of its scores.
+
+    Raises
+    ------
+    ConfigError
+        If it is not what the task asks for.
+    """
+    device = torch.device("meta")
+    small = dataclasses.replace(step, batch=2)
+    with device:
+        model = small.build(width).eval()
+        scores = model(small.inputs(device))
+    if tuple(scores.shape) != small.outputs():
+        raise ConfigError(f"{step}: scores of shape {tuple(scores.shape)}, not {small.outputs()}")
+
+
+def steps_a_round(planned: PlannedRun, clients: int) -> dict[Step, float]:
+    """Return how many steps of each kind all clients together take in an average round.
+
+    Every client is taken to hold an equal share of the training examples of its data set.
+    """
+    run = planned.run
+    entries = [assign_task(run.tasks, client) for client in range(clients)]
+    found: dict[Step, float] = {}
+    for client, entry in enumerate(entries):
+        task, dataset = (entry.task, entry.dataset or run.dataset) if entry else (
+            CLASSIFICATION, run.dataset,
+        )  # fmt: skip
+        sharing = sum(_dataset(other, run) == dataset for other in entries)
+        examples = trained_on(dataset, run) / sharing
+        model = assign_model(run.models, client)
+        batch = max(1, min(run.batch_size, math.floor(examples)))
+        step = Step(model, task, shape_of(dataset, task, model, run), batch)
+        steps = run.local_epochs * math.ceil(examples / run.batch_size) * run.sample_fraction
+        found[step] = found.get(step, 0.0) + steps
+    return found
+
+
+def _dataset(entry: TaskSpec | None, run: RunConfig) -> str:
+    return (entry.dataset if entry else "") or run.dataset
+
+
+def trained_on(dataset: str, run: RunConfig) -> float:
+    """Return how many examples of a data set all its clients train on."""
+    known = DATA[dataset]
+    pool = (known.train + known.test) * POOLED if run.test_split == "personal" else known.train
+    return pool * run.subset * (1 - run.validation_fraction)
+
+
+def shape_of(dataset: str, task: str, model: str, run: RunConfig) -> InputShape | TextShape:
+    """Return the shape of a data set's examples for a task."""
+    shape = DATA[dataset].shape
+    if MODALITY_OF[task] == "text":
+        return text_shape_of(model, shape.num_classes)
+    return dataclasses.replace(shape, image_size=run.image_size or shape.image_size)
