@@ -9,14 +9,16 @@ import sys
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from flwr.app import Context, Message, RecordDict
 
 from client_app.evaluation import evaluate_client
+from client_app.machine import machine_text
 from client_app.model_trial import try_own_model
-from client_app.node import client_context, client_id_of, state_root
+from client_app.node import client_context, client_id_of, simulated, state_root
 from client_app.state_store import StateStore, state_directory
 from data import DataError
 from models import (
@@ -60,7 +62,12 @@ FLOPS = "flops.json"
 def answer_query(message: Message, context: Context, method: Method) -> Message:
     """Answer the registration with this client's info, or with what is wrong with its set-up."""
     try:
-        info = describe_client(client_context(context, 0), method).to_record()
+        local = client_context(context, 0)
+        client = describe_client(local, method)
+        if not simulated():
+            place = Path(str(context.node_config.get("state-dir") or local.run.run_root))
+            client = replace(client, machine=machine_text(place.expanduser()))
+        info = client.to_record()
     except (ConfigError, DataError, ModelError) as error:
         return problem_reply(message, context, error)
     return Message(RecordDict({CLIENT_INFO: info}), reply_to=message)

@@ -19,6 +19,7 @@ from deploy.fleet.fleet_file import read_fleet
 from deploy.fleet.identities import make_identities
 from deploy.fleet.local import CHECKOUT, LocalFleet
 from deploy.fleet.membership import revoked_devices
+from deploy.fleet.registrations import last_registrations
 from deploy.fleet.remote import connected_client, device_states
 from deploy.fleet.renewal_units import renewal_units
 from deploy.fleet.status import ONLINE, State, health, is_running, read_state, wait_for_end
@@ -246,7 +247,7 @@ def _status(fleet: Fleet, options: argparse.Namespace) -> int:
     state = read_state(fleet)
     here = {process.name for process in state.processes}
     elsewhere = device_states(state.fleet, [d for d in fleet.devices if d.name not in here])
-    say(status_table(state, elsewhere))
+    say(status_table(state, elsewhere, last_registrations(fleet)))
     well = [health(state.fleet, p) in (ONLINE, RUNNING, REVOKED) for p in state.processes]
     fine = {ONLINE, REVOKED}
     return 0 if all(well) and {known.status for known in elsewhere.values()} <= fine else 1

@@ -137,6 +137,9 @@ class Device:
         data set as the run has it, of own data not.
     allow_custom_models : bool
         Whether it imports models and methods of a user's own that a run names.
+    allowed_apps, trusted_entities : str
+        Files on it with the hashes of the apps that it runs, and with the public keys of those
+        whose apps it runs, as Flower's option of that name takes them; empty: any app.
     """
 
     client_id: int = dataclasses.field(metadata={"rule": Rule(kind=int, minimum=0)})
@@ -158,12 +161,22 @@ class Device:
         default=None, metadata={"rule": Rule(kind=bool)}
     )
     allow_custom_models: bool = option(False)
+    allowed_apps: str = option("", hint="an absolute path, or one that starts with ~")
+    trusted_entities: str = option("", hint="an absolute path, or one that starts with ~")
     num_partitions: int | None = None
 
     @property
     def name(self) -> str:
         """Its name among processes, files and Flower's nodes."""
         return f"client-{self.client_id}"
+
+    @property
+    def supernode(self) -> list[str]:
+        """The command of its SuperNode, with what says which apps it runs."""
+        program = ["wildflower-supernode", "--allowed-apps", self.allowed_apps]
+        command = program if self.allowed_apps else ["flower-supernode"]
+        trusted = ["--trusted-entities", self.trusted_entities] if self.trusted_entities else []
+        return [*command, *trusted]
 
     def node_config(self, state_dir: str) -> str:
         """Return the text for `flower-supernode --node-config`.

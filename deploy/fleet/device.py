@@ -72,7 +72,7 @@ def device_command(fleet: Fleet, device: Device, directory: Path | None = None) 
         raise ConfigError(f"{fleet.source}: without TLS and keys a fleet stays on one machine")
     files = _device_files(fleet, directory)
     return [
-        "flower-supernode",
+        *device.supernode,
         "--superlink", fleet.server.endpoint,
         "--root-certificates", str(files.ca),
         "--auth-supernode-private-key", str(files.key(device)),
@@ -115,7 +115,13 @@ def systemd_unit(
     user : str
         Who runs it.
     """
-    for key, place in (("data-dir", device.data_dir), ("state-dir", device.state_dir)):
+    places = {
+        "data-dir": device.data_dir,
+        "state-dir": device.state_dir,
+        "allowed-apps": device.allowed_apps,
+        "trusted-entities": device.trusted_entities,
+    }
+    for key, place in places.items():
         if place.startswith("~"):
             raise ConfigError(
                 f"{key} = {place!r} of client {device.client_id}: a service has a home of its own; "

@@ -25,6 +25,9 @@ KEYS = (
 )  # fmt: skip
 """Top-level keys of a fleet file."""
 
+FOLDERS = ("data-dir", "state-dir", "public-dir", "code-dir")
+"""Keys of a device that name a folder on it."""
+
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 PLACES = "~/wildflower/fleets"
 """Below it a fleet has its directory unless the file names another."""
@@ -124,7 +127,7 @@ def _device(value: object, where: str, partitions: int) -> Device:
     if "client-id" not in values:
         raise ConfigError(f"{where}.client-id: missing; expected an integer of at least 0")
     device = _options(Device, values, where)
-    for key in ("data-dir", "state-dir", "public-dir", "code-dir"):
+    for key in (*FOLDERS, "allowed-apps", "trusted-entities"):
         folder = str(values.get(key, ""))
         if folder and not Path(folder).expanduser().is_absolute():
             raise ConfigError(

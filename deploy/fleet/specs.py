@@ -21,9 +21,7 @@ PROCESS_MARK = "WILDFLOWER_FLEET_PROCESS"
 SUPERLINK, SUPEREXEC, CLIENT = "superlink", "superexec", "flwr"
 """Names of the processes that are no devices, and of Flower's command line."""
 
-SUPERNODE = "flower-supernode"
-
-LEAVE_FIRST = ("flwr-serverapp", SUPERNODE)
+LEAVE_FIRST = ("flwr-serverapp", "flower-supernode", "wildflower-supernode")
 """Programs that end before the SuperLink: a run, lest it takes the devices' end for their failure,
 then the devices, so that the SuperLink knows them to be offline when they come back."""
 
@@ -92,7 +90,7 @@ class Specs:
             "--auth-supernode-private-key", str(files.key(device)),
         ]  # fmt: skip
         command = [
-            SUPERNODE, "--superlink", self.fleet.server.local_endpoint, *trust,
+            *device.supernode, "--superlink", self.fleet.server.local_endpoint, *trust,
             "--host", "127.0.0.1", "--port", str(port),
             "--node-config", device.node_config(str(files.of(device.name) / "state")),
         ]  # fmt: skip

@@ -125,7 +125,7 @@ def executable(name: str) -> str:
     """Find Flower's command next to the running Python."""
     path = Path(sys.executable).with_name(name)
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing; install flwr[simulation] for {sys.executable}")
+        raise FileNotFoundError(f"{path} is missing; install Wildflower anew for {sys.executable}")
     return str(path)
 
 

@@ -140,6 +140,8 @@ class ClientInfo(Checked):
         Equal exactly where sentences become the same tokens; empty for images.
     data_notes : str
         What its own files were read as and what was left out; empty for a published data set.
+    machine : str
+        On a device: its version of Wildflower, free disk and free memory.
     """
 
     wording: ClassVar[str] = "client information: {} ="
@@ -168,6 +170,7 @@ class ClientInfo(Checked):
     text_length: int = whole(most=MOST_SIZE, default=0)
     tokeniser: str = text(default="")
     data_notes: str = text(default="")
+    machine: str = text(default="")
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any] | None) -> Self:

@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from deploy.cli import main
+from deploy.fleet.app_guard import app_hash
 from deploy.fleet.fleet_file import read_fleet
 from deploy.fleet.specs import fleet_mark
 from deploy.fleet.status import read_state
@@ -39,12 +40,16 @@ def file(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "code").mkdir()
     make_hostile(tmp_path / "code")
     (tmp_path / "code" / "data.py").write_text(OWN_MODEL)
+    (tmp_path / "apps").write_text(f"{app_hash(ROOT)}  # this very version\n")
     content = {
         "name": "pair",
         "directory": str(tmp_path / "pair"),
         "server": {"port": 0},
         "devices": [
-            {"client-id": 0, "model": "cnn5", "device": "cpu", "partition-id": 0},
+            {
+                "client-id": 0, "model": "cnn5", "device": "cpu", "partition-id": 0,
+                "allowed-apps": str(tmp_path / "apps"),
+            },
             {
                 "client-id": 1, "model": "data:tiny", "device": "cpu", "partition-id": 1,
                 "code-dir": str(tmp_path / "code"),

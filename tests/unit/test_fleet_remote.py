@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
 import re
 import ssl
 import threading
@@ -138,6 +139,24 @@ def test_status_asks_the_superlink(
     text = capsys.readouterr().out
     assert re.search("client-0 +offline +2026-01-02T03:04:05Z", text)
     assert re.search("client-1 +registered +never", text)
+
+
+def test_status_shows_what_devices_said_when_they_last_registered(
+    served: Fleet, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = served.files.of("superexec") / "wildflower"
+    head = "client,model,machine\n"
+    for number, rows in enumerate(
+        ("0,cnn1,old\n1,cnn2,'=1\n", '0,cnn5,"wildflower 0.9.0, 2.0 GB"\n', "1,cnn3,\n", "\x00")
+    ):
+        table = runs / f"run{number}" / "clients.csv"
+        table.parent.mkdir(parents=True)
+        table.write_text(head + rows)
+        os.utime(table, (number, number))
+    assert main(["fleet", "status", str(served.source)]) == 0
+    text = capsys.readouterr().out
+    assert re.search("client-0 +cnn5 +wildflower 0.9.0, 2.0 GB", text)
+    assert re.search("client-1 +cnn2 +'=1", text)  # a simulation's, later, says nothing of it
 
 
 def test_a_revoked_device_is_out_until_it_gets_a_new_key(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from client_app.app import app
+from client_app.machine import machine_text
 from deploy.compare.plan import make_plan
 from deploy.run import with_code_dir
 from models import InputShape, ModelError, build_model, model_info
@@ -231,11 +233,16 @@ TRAP = "raise RuntimeError('imported')"
 
 def registered(node: dict[str, Any], **run: Any) -> str:
     """Return what is wrong with a device's set-up, by its own answer to the registration."""
+    return str(registration(node, **run)["problem"])
+
+
+def registration(node: dict[str, Any], **run: Any) -> Any:
+    """Return a device's own answer to the registration."""
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
     config = parse_run_config({}).flat() | run
     context = Context(1, 1, node, RecordDict(), config)
     asked = Message(RecordDict(), dst_node_id=1, message_type="query")
-    return str(app(asked, context).content[CLIENT_INFO]["problem"])  # type: ignore[index]
+    return app(asked, context).content[CLIENT_INFO]
 
 
 @pytest.fixture
@@ -275,3 +282,16 @@ def test_the_server_loads_nothing_that_a_client_names(folder: Path, model: str) 
     with searching(folder), refusing(unnamed_by(run)):
         assert model_info("nets:tiny").name == "nets:tiny"
     assert unnamed_by(parse_run_config({"models": "1=a.b:c, *=hf-vit@/x"}))("hf-vit@/x") is None
+
+
+@pytest.mark.usefixtures("on_a_device")
+def test_a_device_says_what_is_free(tmp_path: Path) -> None:
+    """Version, disk and memory, of a place that need not exist; a simulation says nothing."""
+    said = machine_text(tmp_path / "not" / "yet")
+    assert re.fullmatch(r"wildflower .+, [\d.]+ GB of disk and [\d.]+ GB of memory free", said)
+    node = {"client-id": 7, "partition-id": 0, "num-partitions": 2, "state-dir": str(tmp_path)}
+    small = {"subset": 0.08, "image-size": 16, "models": "cnn1"}
+    for simulated, expected in ((False, True), (True, False)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("client_app.handlers.simulated", lambda value=simulated: value)
+            assert bool(registration(node, **small)["machine"]) == expected
