@@ -14,6 +14,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
+
 from deploy.compare.command import Comparison, app_directory, run_all
 from deploy.compare.plan import Plan
 from deploy.compare.progress import check_states
@@ -78,6 +80,8 @@ def execute(args: argparse.Namespace) -> int:
         )  # fmt: skip
         states = check_states(plan)
         lacking = missing_data(plan)
+        if plan.gpus_per_client is None and torch.cuda.is_available():
+            say("a GPU is here and not used: --gpus-per-client 0.25 lets four clients share it")
         if args.dry_run:
             return _dry_run(preset, args.scale, plan, states, lacking)
         if lacking:
@@ -89,6 +93,8 @@ def execute(args: argparse.Namespace) -> int:
         print(f"wildflower reproduce: {error}", file=sys.stderr)
         return 2
     code = run_all(comparison, _again(args))
+    if code == 2:
+        return code
     say(markdown(result_of(preset, args.scale, plan, comparison.write())))
     say(f"page: {plan.output / plan.name}-paper.html")
     return code
@@ -157,7 +163,10 @@ def _dry_run(
         say(f"{run.name}: {states[run.name]}")
     for name in preset.absent:
         say(f"{name}: not run: Wildflower has no such method")
-    seconds = measure(distinct_steps(plan))
+    for found in preset.measured:
+        for label, value in found.seconds.items():
+            say(f"{label}: {value:g} s a round on {found.machine}: {found.command}")
+    seconds = measure(distinct_steps(plan), gpu=bool(plan.gpus_per_client))
     for text, value in seconds.items():
         say(f"one step of {text}: {value:.3g} s")
     say(f"about {in_words(seconds_of(plan, seconds))}: {WHAT}, measured on this machine")

@@ -40,9 +40,9 @@ def measured_step(step: Step, device: torch.device) -> float:
     return seconds
 
 
-def measure(steps: Iterable[Step]) -> dict[str, float]:
+def measure(steps: Iterable[Step], gpu: bool = False) -> dict[str, float]:
     """Return the seconds of every distinct step on this machine, by its text."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device("cuda" if gpu and torch.cuda.is_available() else "cpu")
     return {str(step): measured_step(step, device) for step in dict.fromkeys(steps)}
 
 

@@ -22,6 +22,7 @@ from deploy.reproduce.result import HEADS, OTHER_SCALE, result_of
 from models import InputShape
 from strategies.base.method import method_names
 from strategies.base.options import ConfigError
+from tests.unit.test_compare import write_run
 
 MINIMAL = """\
 clients = 4
@@ -153,6 +154,26 @@ def test_cells_of_single_clients_and_of_pairs(tmp_path: Path) -> None:
     ]
     here = [line["here"] for line in cells_by_line(preset_of(tmp_path, text), "full", rows)]
     assert here[1:4] == ["70.00", "75.0", "2.0"]
+
+
+def test_complete_runs_are_set_beside_the_paper(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command as a whole, on runs that are there already."""
+    preset = find_preset("fedre-main-cifar10-practical")
+    plan = preset.plan("cpu", [0, 1], tmp_path, {}, ["fedre"])
+    for run, best in zip(plan.runs, (0.5, 0.75), strict=True):
+        write_run(run, [0.25, best], clients=plan.clients)
+    words = ["--scale", "cpu", "--seeds", "0,1", "--methods", "fedre"]
+    assert main(["reproduce", preset.name, *words, "--output-dir", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    line = "| fedre | accuracy %, best round | 82.60 | 62.50 | not compared | 17.68 | 2 of 2 |"
+    page = (tmp_path / f"{plan.name}-paper.md").read_text()
+    for text in (printed, page):
+        assert line in text
+        assert "| local | accuracy %, best round | 81.20 | not run: not asked for |" in text
+    assert "Wildflower reproduction" in (tmp_path / f"{plan.name}-paper.html").read_text()
+    assert (tmp_path / f"{plan.name}.html").is_file()
 
 
 def test_clients_may_share_a_gpu(tmp_path: Path) -> None:
