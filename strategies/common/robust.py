@@ -10,6 +10,8 @@ of the round sent, so that memory grows with their number; the plain mean holds 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -40,7 +42,22 @@ def mean_over_clients(run: RunConfig, around: State | None = None) -> RunningMea
     """
     if run.robust_mean == "off":
         return RunningMean()
+    return _robust(run, around)
+
+
+def _robust(run: RunConfig, around: State | None = None) -> RobustMean:
     return RobustMean(run.robust_mean, run.robust_trim, run.robust_clip, around)
+
+
+def _say_few(holders: Iterable[int], what: str) -> None:
+    """Warn of what fewer clients sent than there have to be to leave one of them out."""
+    counts = list(holders)
+    if few := sum(count < FEWEST for count in counts):
+        print(
+            f"warning: robust-mean: {few} of {len(counts)} {what} came from fewer than {FEWEST} "
+            "clients, of whom none can be left out",
+            flush=True,
+        )
 
 
 def remarks(run: RunConfig) -> tuple[str, ...]:
@@ -89,6 +106,12 @@ class RobustMean(RunningMean):
 
     def means(self) -> dict[str, Tensor]:
         """Return the robust mean of every entry that was added, in the dtype received."""
+        held = [sum(name in state for state, _ in self._states) for name in self._weights]
+        _say_few(held, "entries")
+        return self.quiet_means()
+
+    def quiet_means(self) -> dict[str, Tensor]:
+        """Return the means without a word on how many clients are behind each."""
         factors = self._factors() if self.rule == "clipped" else [1.0] * len(self._states)
         return {name: self._mean(name, factors) for name in self._weights}
 
@@ -159,19 +182,21 @@ class RobustClassAverage(ClassAverage):
     def __init__(self, run: RunConfig, classes: int, width: int) -> None:
         super().__init__(classes, width)
         self._run = run
-        self._means: dict[int, RunningMean] = {}
+        self._means: dict[int, RobustMean] = {}
+        self._holders: Counter[int] = Counter()
 
     def add(self, class_ids: Tensor, vectors: Tensor, weights: Tensor | None = None) -> None:
         """Keep vectors (n, width) of classes (n,), with weights (n,) above 0, by default 1."""
         shares = torch.ones(len(class_ids)) if weights is None else weights
         for label, row, share in zip(class_ids.tolist(), vectors, shares.tolist(), strict=True):
-            mean = self._means.setdefault(label, mean_over_clients(self._run))
-            mean.add({"vector": row.numpy()}, share)
+            self._means.setdefault(label, _robust(self._run)).add({"vector": row.numpy()}, share)
+            self._holders[label] += 1
             self.weights[label] += share
 
     def result(self) -> ClassVectors:
         """Return the classes added, ascending, their robust means, and their summed weights."""
-        rows = [self._means[label].means()["vector"] for label in sorted(self._means)]
+        _say_few(self._holders.values(), "classes")
+        rows = [self._means[label].quiet_means()["vector"] for label in sorted(self._means)]
         present = self.weights.nonzero().flatten()
         means = torch.stack(rows) if rows else self.sums[:0]
         return present.numpy(), means.float().numpy(), self.weights[present].long().numpy()

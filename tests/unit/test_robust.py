@@ -90,7 +90,15 @@ def test_entries_that_not_all_have_and_counters() -> None:
     assert mean.weights == {"shared": 6, "steps": 6, "deep": 5}
 
 
-def test_classes_have_their_own_means() -> None:
+def test_what_too_few_clients_sent_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    mean = RobustMean("trimmed")
+    for number in range(3):
+        mean.add(vector(1) | ({"own": vector(2)["v"]} if number else {}), 1)
+    mean.means()
+    assert "1 of 2 entries came from fewer than 3 clients, of whom none" in capsys.readouterr().out
+
+
+def test_classes_have_their_own_means(capsys: pytest.CaptureFixture[str]) -> None:
     run = parse_run_config({"method": "fedproto", "robust-mean": "median"})
     average = class_average(run, 4, 1)
     for ids, values in (([0, 2], [1.0, 5.0]), ([0], [2.0]), ([0, 3], [9e9, 7.0])):
@@ -98,6 +106,7 @@ def test_classes_have_their_own_means() -> None:
     class_ids, means, counts = average.result()
     assert (class_ids.tolist(), counts.tolist()) == ([0, 2, 3], [3, 1, 1])
     assert means.tolist() == [[2.0], [5.0], [7.0]]
+    assert capsys.readouterr().out.count("2 of 3 classes came from fewer than 3") == 1
     assert class_average(run, 4, 1).result()[1].shape == (0, 1)
 
 
