@@ -168,11 +168,11 @@ def test_complete_runs_are_set_beside_the_paper(
     assert main(["reproduce", preset.name, *words, "--output-dir", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     line = "| fedre | accuracy %, best round | 82.60 | 62.50 | not compared | 17.68 | 2 of 2 |"
-    page = (tmp_path / f"{plan.name}-paper.md").read_text()
-    for text in (printed, page):
+    page = tmp_path / f"{plan.name}-paper.html"
+    for text in (printed, page.with_suffix(".md").read_text()):
         assert line in text
         assert "| local | accuracy %, best round | 81.20 | not run: not asked for |" in text
-    assert "Wildflower reproduction" in (tmp_path / f"{plan.name}-paper.html").read_text()
+    assert "Wildflower reproduction" in page.read_text()
     assert (tmp_path / f"{plan.name}.html").is_file()
 
 
