@@ -90,7 +90,7 @@ class Config:
 class Uplink(HeadPayload):
     """What a participant sends: its head, and how many examples of each class it trained on."""
 
-    label_counts: NDArray[np.int64] = array("C", dtype="int64", counted=False, minimum=0)
+    label_counts: NDArray[np.int64] = array("C", dtype="int64", counted=False, minimum=0, degree=0)
 
 
 @dataclasses.dataclass

@@ -82,7 +82,7 @@ class Uplink:
         "m", dtype="int64", counted=False, minimum=0, below="C", unique=True, nonempty=True
     )
     prototypes: NDArray[np.float32] = array("m", "d")
-    counts: NDArray[np.int64] = array("w", dtype="int64", counted=False, minimum=1)
+    counts: NDArray[np.int64] = array("w", dtype="int64", counted=False, minimum=1, degree=0)
 
 
 @dataclasses.dataclass

@@ -9,8 +9,12 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
 
 from strategies.base.messages import ClientInfo, ClientUpdate
+from strategies.base.payload import rules_of
 
 TIMES_MEDIAN = 10
 
@@ -36,7 +40,22 @@ def example_limit(setting: int | str, infos: Iterable[ClientInfo], *, devices: b
 
 
 def limited(update: ClientUpdate, most: int) -> ClientUpdate:
-    """Return an update that counts with at most `most` examples."""
+    """Return an update that counts with at most `most` examples, by class as well."""
     if update.num_examples <= most:
         return update
-    return dataclasses.replace(update, num_examples=most)
+    return dataclasses.replace(update, num_examples=most, uplink=_fewer(update.uplink, most))
+
+
+def _fewer(uplink: Any, most: int) -> Any:
+    """Return a payload whose numbers of examples are smaller in proportion, none of them 0 by it.
+
+    These are integers of degree 0. They sum to `most`, or as many more as there are of them.
+    """
+    changed = {}
+    for name, rule in rules_of(type(uplink)).items():
+        if rule.degree == 0 and rule.dtype.startswith("int"):
+            counts = getattr(uplink, name)
+            total = sum(counts.tolist())  # as Python integers: cannot overflow
+            if total > most:
+                changed[name] = np.ceil(counts * (most / total)).astype(counts.dtype)
+    return dataclasses.replace(uplink, **changed)

@@ -114,7 +114,8 @@ def array(
         Whether there must be a value.
     degree : int
         How floats grow with the weights or representations they are made of: 2 for products of two,
-        as in a kernel; 0 for counts and the like, which may differ by any factor. Their size is
+        as in a kernel; 0 for counts and the like, which may differ by any factor; integers of
+        degree 0 are numbers of examples, which `max-examples` bounds. The others' size is
         held against what was received and what others send, see `bounds`.
     """
     rule = ArrayRule(dims, dtype, counted, minimum, below, unique, nonempty, degree)

@@ -5,17 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message
 
 from server_app.records.recorder import Recorder
 from server_app.records.round_result import QUARANTINE_KIND, Failure, RoundResult, Traffic
-from server_app.rounds.example_limit import example_limit
+from server_app.rounds.example_limit import example_limit, limited
 from server_app.rounds.in_process import FIRST_NODE, InProcessGrid
 from server_app.rounds.method_server import MethodServer
 from server_app.rounds.quarantine import Quarantine
+from strategies import fedgen
 from strategies.base.messages import INFO, ClientUpdate
 from strategies.base.parsing import parse_run_config
+from strategies.fedre import Uplink
 from tests.support import Outcome, run_federation
 from tests.unit.test_roster import a_client_info
 
@@ -138,7 +141,8 @@ def counted(devices: bool, **config: Any) -> list[tuple[int, int]]:
         return {}
 
     server.half.aggregate = aggregate  # type: ignore[method-assign]
-    server.aggregate(ClientUpdate(i, n, object(), [], 0.0, 0, 0, "w") for i, n in enumerate(sizes))
+    sent = Uplink(np.zeros(1, np.float32), np.zeros(1, np.float32))
+    server.aggregate(ClientUpdate(i, n, sent, [], 0.0, 0, 0, "w") for i, n in enumerate(sizes))
     return seen
 
 
@@ -146,6 +150,17 @@ def test_a_count_of_its_own_making_does_not_decide_a_mean() -> None:
     assert counted(devices=True) == [(0, 5), (1, 6), (2, 60)]
     assert counted(devices=True, **{"max-examples": 5}) == [(0, 5), (1, 5), (2, 5)]
     assert counted(devices=False) == [(0, 5), (1, 6), (2, 10**12)]
+
+
+def test_counts_by_class_are_smaller_in_proportion() -> None:
+    """7e11 + 3e11 + 1 examples of three classes become 42 + 18 + 1, one more than 60."""
+    counts = np.array([7 * 10**11, 0, 3 * 10**11, 1])
+    sent = fedgen.Uplink(np.zeros((4, 2)), np.zeros(4), counts)
+    update = limited(ClientUpdate(0, int(counts.sum()), sent, [], 0.0, 0, 0, "w"), 60)
+    assert (update.num_examples, update.uplink.label_counts.tolist()) == (60, [42, 0, 18, 1])
+    assert update.uplink.head_bias is sent.head_bias
+    assert counts[3] == 1  # what arrived is not changed
+    assert limited(update, 60) is update
 
 
 def test_who_counts_with_less_than_it_says_is_named(
