@@ -71,7 +71,7 @@ def texts() -> Iterable[str]:
     """Return the lines of the terminal's listing."""
     for name, paper, title, methods, cells, full, cpu in lines():
         preset = find_preset(name)
-        yield f"{name}\n    {paper}, {title}: {cells} cells\n    {methods}"
+        yield f"{name}\n    {paper}, {title}; numbers in the text: {cells}\n    {methods}"
         if preset.scales:
             yield f"    data: {where(plan_of(preset, SCALES[0]))}"
             yield f"    a seed at full scale {full}, at cpu scale {cpu}"
