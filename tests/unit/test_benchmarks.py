@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import io
 import tarfile
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from flwr.app import Message, RecordDict
+from flwr.supercore.primitives.asymmetric import generate_key_pairs
+from flwr.supercore.task_identity import TaskIdentity
 
 from server_app.records.csv_files import HEADERS
+from strategies.base.messages import CLIENT_INFO, ClientInfo
+from strategies.base.method import get_method
 from strategies.base.parsing import default_run_config, parse_run_config
+from strategies.base.replies import read_reply
 from tests.benchmarks import gpu, workloads
 from tests.benchmarks.__main__ import NAMES
 from tests.benchmarks.baseline import Bare, Baseline
 from tests.benchmarks.figures import Goal, goals, run_figures, table
+from tests.benchmarks.fleet_load import ROUND
 from tests.benchmarks.machine import processor
 from tests.benchmarks.measured import SERVER, WORKER, Measured, Watch, _size
 from tests.benchmarks.memory import Peaks
 from tests.benchmarks.private_state import KINDS, MODULE, mean_parts, write_app
 from tests.benchmarks.startup import third_party
+from tests.benchmarks.synthetic_device import CLASSES, EXAMPLES, WIDTH, SyntheticDevice
 
 
 def measured(**values: Any) -> Measured:
@@ -256,3 +265,23 @@ def test_gpu_script_says_in_one_line_that_there_is_no_gpu(
     assert len(lines) == 1
     assert "no CUDA device" in lines[0]
     assert gpu.refusal("cpu") is None
+
+
+@pytest.mark.parametrize("kind", ["query", "train"])
+def test_a_synthetic_device_answers_what_the_server_takes(kind: str) -> None:
+    device = SyntheticDevice(3, "", "", generate_key_pairs(), threading.Event())
+    TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+    content = device._content(Message(RecordDict(), 1, kind, group_id="2"))
+    if kind == "query":
+        info = ClientInfo.from_record(content.config_records[CLIENT_INFO])
+        assert (info.client_id, info.feature_dim) == (3, WIDTH)
+        return
+    update = read_reply(get_method("fedre"), content, 3, 2, {"d": WIDTH, "C": CLASSES}, {})
+    assert (update.num_examples, len(update.rows)) == (EXAMPLES, 2)
+
+
+def test_what_a_round_took_is_found_in_its_line() -> None:
+    line = "round 3/9  10 of 10 clients  accuracy 5 %  up 5k  down 51k scalars  5.4 s  left 9 s"
+    found = ROUND.search(line)
+    assert found is not None
+    assert found.groups() == ("3", "5.4")
