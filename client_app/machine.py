@@ -6,8 +6,6 @@ import shutil
 from importlib import metadata
 from pathlib import Path
 
-import psutil
-
 GB = 1e9
 
 
@@ -16,6 +14,8 @@ def machine_text(place: Path) -> str:
 
     `place` need not exist yet; then it is the disk of the nearest folder above it that does.
     """
+    import psutil  # needed on devices alone, and once a run
+
     there = next(folder for folder in (place, *place.parents) if folder.exists())
     disk, memory = shutil.disk_usage(there).free, psutil.virtual_memory().available
     try:
