@@ -34,6 +34,7 @@ from deploy.flower.processes import terminate_as_interrupt
 from deploy.flower.simulation import FlowerError, FlowerSimulation
 from deploy.run import with_code_dir
 from server_app.console import say
+from server_app.records.csv_files import finished_rounds
 from server_app.records.run_directory import write_atomically
 from strategies.base.options import ConfigError
 
@@ -130,13 +131,15 @@ class Comparison:
     def execute(self) -> int:
         """Run what is not complete; return the exit code."""
         todo = [run for run in self.plan.runs if self.states[run.name] != COMPLETE]
-        say(f"{self.plan.name}: {len(self.plan.runs)} runs, "
-            f"{len(self.plan.runs) - len(todo)} already complete")  # fmt: skip
+        complete, total = len(self.plan.runs) - len(todo), len(self.plan.runs)
+        begun = sum(self.states[run.name] == PARTIAL for run in todo)
+        resumed = f", {begun} to be resumed" if begun else ""
+        say(f"{self.plan.name}: {total} runs, {complete} already complete{resumed}")
         self.write()
         if todo:
             with FlowerSimulation() as flower:
-                for number, run in enumerate(todo, 1):
-                    say(f"[{number}/{len(todo)}] {run.name}: {self._verb(run)}")
+                for number, run in enumerate(todo, complete + 1):
+                    say(f"[{number}/{total}] {run.name}: {self._verb(run)}")
                     self._run(flower, run)
                     self.write()
         rows = self.write()
@@ -154,7 +157,9 @@ class Comparison:
         return write_outputs(self.plan, self.states, self.notes)
 
     def _verb(self, run: PlannedRun) -> str:
-        return "resumes" if self.states[run.name] == PARTIAL else "starts"
+        if self.states[run.name] != PARTIAL:
+            return "starts"
+        return f"resumes after round {max(finished_rounds(run.directory), default=0)}"
 
     def _run(self, flower: FlowerSimulation, planned: PlannedRun) -> None:
         """Run one; whatever goes wrong with it becomes its note, unless the SuperLink is gone."""

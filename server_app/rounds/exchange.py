@@ -12,6 +12,7 @@ from server_app.records.payload_files import PayloadFiles
 from server_app.records.round_result import REFUSED, Failure, RoundResult, Traffic
 from server_app.records.soundness import DIVERGED_KIND
 from server_app.rounds.method_server import MethodServer
+from server_app.rounds.progress import RoundProgress
 from server_app.rounds.roster import Roster
 from server_app.rounds.send_order import SendOrder
 from server_app.rounds.send_queue import SendQueue
@@ -76,6 +77,9 @@ class Exchange:
         self._deadline = time.monotonic() + server.run.round_timeout
         planned = [(kind, i) for kind, clients in self._order.items() for i in clients]
         self._queue = SendQueue(transport, window, self._send_order, planned, self._messages())
+        name = "closing evaluation" if control.final else f"round {control.round}"
+        name += f", exchange {control.exchange}" if control.exchange > 1 else ""
+        self._progress = RoundProgress(name, len(planned))
         self._answered: set[int] = set()
         self._ready: dict[int, ClientUpdate] = {}
         self._all_read = False
@@ -205,6 +209,7 @@ class Exchange:
             self.roster.take(answer)
             return
         self._queue.answered()
+        self._progress.answered()
         client_id = answer.sent.client_id
         if client_id is None:
             raise RunError(f"a {answer.sent.kind} reply came from no known client")

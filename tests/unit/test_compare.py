@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -666,3 +667,47 @@ def test_a_second_start_of_a_whole_comparison_starts_nothing(
     path.write_text(yaml.safe_dump(content(tmp_path, settings={"num-rounds": 3, "lr": 0.5})))
     assert compare.main() == 2
     assert "lr: was 'auto', now 0.5" in capsys.readouterr().err
+
+
+class EveryRunWorks:
+    """Stands for Flower: what it is told to run is complete at once."""
+
+    alive = True
+    details = "done"
+    log = ""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def __enter__(self) -> EveryRunWorks:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def run(self, app: Path, config: dict[str, Any], **_: Any) -> EveryRunWorks:
+        name = config["run-name"] or config["resume"]
+        (run,) = (run for run in self.plan.runs if run.name == name)
+        shutil.rmtree(run.directory, ignore_errors=True)
+        write_run(run, [0.3, 0.6, 0.8])
+        return self
+
+
+def test_runs_are_counted_among_all_and_resumed_ones_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(yaml.safe_dump(content(tmp_path)))
+    plan = read_plan(path)
+    write_run(plan.runs[0], [0.3, 0.6, 0.8])
+    write_run(plan.runs[2], [0.3, 0.6], status="running")
+    monkeypatch.setattr(compare, "FlowerSimulation", lambda: EveryRunWorks(plan))
+    monkeypatch.setattr("sys.argv", ["compare", str(path)])
+    assert compare.main() == 0
+    said = capsys.readouterr().out
+    assert "try: 4 runs, 1 already complete, 1 to be resumed\n" in said
+    assert [line for line in said.splitlines() if line.startswith("[")] == [
+        "[2/4] try-fedre-seed0: starts",
+        "[3/4] try-local-seed1: resumes after round 2",
+        "[4/4] try-fedre-seed1: starts",
+    ]
