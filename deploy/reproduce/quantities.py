@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Sequence
 
-from deploy.compare.cells import NOT_RUN, Spread, spread
+from deploy.compare.cells import NOT_COMPARABLE, NOT_REACHED, NOT_RUN, Spread, spread
 from deploy.compare.plan import Plan
 from deploy.compare.results import RATIO_FIELD, Row
 from strategies.base.options import ConfigError
@@ -50,7 +50,9 @@ def _scaled(cell: Cell, factor: float) -> Cell:
 
 def _speed(plan: Plan, row: Row, rows: Sequence[Row]) -> Cell:
     cell = row.cells.get(RATIO_FIELD, NOT_RUN)
-    return cell if isinstance(cell, str) else Spread(1 / cell.mean, None)
+    if isinstance(cell, str):  # empty where either did not reach the target
+        return cell or NOT_REACHED
+    return Spread(1 / cell.mean, None) if cell.mean else NOT_COMPARABLE
 
 
 def _uplink_of_a_client(plan: Plan, row: Row, rows: Sequence[Row]) -> Cell:
@@ -70,12 +72,12 @@ def _client(number: int) -> Callable[[Plan, Row, Sequence[Row]], Cell]:
 def _better_than(label: str) -> Callable[[Plan, Row, Sequence[Row]], Cell]:
     def take(plan: Plan, row: Row, rows: Sequence[Row]) -> Cell:
         other = next((r for r in rows if r.label == label), None)
-        shares = [
-            100 * sum(own[c] > base[c] for c in own.keys() & base.keys()) / len(own)
-            for seed, own in row.finals.items()
-            if other is not None and own and (base := other.finals.get(seed))
-        ]
-        return spread(shares) if shares else NOT_RUN
+        shares = []
+        for seed, own in row.finals.items():
+            base = other.finals.get(seed, {}) if other is not None else {}
+            if both := own.keys() & base.keys():
+                shares.append(100 * sum(own[c] > base[c] for c in both) / len(both))
+        return spread(shares) if shares else f"{NOT_RUN}: {label} is missing"
 
     return take
 

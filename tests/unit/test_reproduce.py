@@ -154,6 +154,11 @@ def test_cells_of_single_clients_and_of_pairs(tmp_path: Path) -> None:
     ]
     here = [line["here"] for line in cells_by_line(preset_of(tmp_path, text), "full", rows)]
     assert here[1:4] == ["70.00", "75.0", "2.0"]
+    rows = [row_of("fedre", finals=finals, rounds_over_reference="")]
+    here = [line["here"] for line in cells_by_line(preset_of(tmp_path, text), "full", rows)]
+    assert here[1:4] == ["70.00", "not run: local is missing", "not reached"]
+    rows = [row_of("fedre", rounds_over_reference=Spread(0.0, None))]
+    assert cells_by_line(preset_of(tmp_path, text), "full", rows)[3]["here"] == "not comparable"
 
 
 def test_complete_runs_are_set_beside_the_paper(
