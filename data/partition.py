@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from data import partitioners
 from data.cache import cache_root, fetch_entry
 from data.class_shares import apply_table, check_shares, share_table
+from data.flwr_partitions import flwr_partition
 from data.image_dataset import Dataset
 from data.official import apart, official_rows, purpose_seed, validation_of
 from data.partitioners import Rows
 from data.sizes import unlike_iid_sizes, unlike_shares, unlike_sizes
-from data.spec import DataSpec
+from data.spec import FLWR_PARTITION, DataError, DataSpec
 
 # Raise it when a scheme changes what it draws, so that old entries are not read.
 _FORMAT = 1
@@ -97,6 +98,7 @@ def _partition(
         float(spec.subset),
         # Where it is 0, entries keep the names they had before it came.
         *([float(spec.size_sigma)] if spec.size_sigma else []),
+        *([spec.partition_options] if spec.partition_options else []),
     )
     key = hashlib.sha256(repr(relevant).encode()).hexdigest()[:16]
 
@@ -170,6 +172,16 @@ def _share(spec: DataSpec, labels: Rows, rows: Rows, num_clients: int) -> list[R
         parts = partitioners.dirichlet(mine, num_clients, spec.alpha, least, seed)
     elif spec.partition == "pathological":
         parts = partitioners.pathological(mine, num_clients, spec.classes_per_client, seed)
+    elif spec.partition.startswith(FLWR_PARTITION):
+        if spec.size_sigma:
+            raise DataError(
+                f"size-sigma={spec.size_sigma}: partition={spec.partition} decides on the sizes; "
+                "set size-sigma=0, or another partition."
+            )
+        options = spec.partition_options
+        return [
+            rows[part] for part in flwr_partition(mine, num_clients, spec.partition, options, seed)
+        ]
     else:
         parts = partitioners.iid(mine, num_clients, seed)
     if spec.size_sigma:

@@ -26,6 +26,8 @@ DATASETS: tuple[str, ...] = (
 TEXT_DATASETS: tuple[str, ...] = ("tsv",)
 """Those of sentences, which have no images."""
 PARTITIONS: tuple[str, ...] = ("dirichlet", "pathological", "class-shares", "iid")
+FLWR_PARTITION = "flwr:"
+"""What stands before the name of a partitioner of flwr-datasets."""
 TEST_SPLITS: tuple[str, ...] = ("personal", "global")
 
 
@@ -48,7 +50,9 @@ class DataSpec:
         Folder with the dataset's files. Empty means the standard places, then a download where
         the library offers one; a named folder is never replaced by a download.
     partition : str (default: "dirichlet")
-        One of `PARTITIONS`.
+        One of `PARTITIONS`, or "flwr:NAME" for a partitioner of flwr-datasets.
+    partition_options : str (default: "")
+        What that takes: "num_shards_per_partition=2, shuffle=false", values in TOML.
     alpha : float (default: 0.1)
         Dirichlet concentration (`dirichlet` only). Larger is closer to uniform.
     classes_per_client : int (default: 2)
@@ -97,6 +101,7 @@ class DataSpec:
     image_size: int = 0
     label_column: str = ""
     text_column: str = ""
+    partition_options: str = ""
 
     def __post_init__(self) -> None:
         for name, (kind, accepts, accepted) in _RULES.items():
@@ -107,6 +112,15 @@ class DataSpec:
                 raise DataError(f"{key}={value!r} is not accepted; give {accepted}.")
 
 
+def is_partition(name: str) -> bool:
+    """Whether a value of `partition` may be one; whether flwr-datasets has it is seen later."""
+    flower = name.startswith(FLWR_PARTITION) and name.removeprefix(FLWR_PARTITION).isidentifier()
+    return name in PARTITIONS or flower
+
+
+EXPECTED_PARTITION = f"one of {', '.join(PARTITIONS)}, or flwr:NAME"
+
+
 def _one_of(names: tuple[str, ...]) -> tuple[Any, Callable[[Any], bool], str]:
     return str, lambda value: value in names, "one of " + ", ".join(names)
 
@@ -115,7 +129,8 @@ def _one_of(names: tuple[str, ...]) -> tuple[Any, Callable[[Any], bool], str]:
 _RULES: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
     "dataset": _one_of(DATASETS),
     "data_dir": (str, lambda value: True, "a folder's path as a string"),
-    "partition": _one_of(PARTITIONS),
+    "partition": (str, is_partition, EXPECTED_PARTITION),
+    "partition_options": (str, lambda value: True, "a text"),
     "alpha": ((int, float), lambda value: 0 < value < math.inf, "a number above 0"),
     "classes_per_client": (int, lambda value: value >= 1, "a whole number from 1"),
     "min_examples": (int, lambda value: value >= 0, "a whole number from 0"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from data.spec import FLWR_PARTITION
 from strategies.base.options import option_keys
 from strategies.base.run_config import RunConfig
 
@@ -29,6 +30,7 @@ def _unread(run: RunConfig) -> dict[str, list[str]]:
     unread = {
         f"partition = {partition!r}": [
             *["alpha"] * (partition != "dirichlet"),
+            *["partition-options"] * (not partition.startswith(FLWR_PARTITION)),
             *["classes-per-client"] * (partition not in ("pathological", "class-shares")),
             *["min-examples"] * (partition != "dirichlet" and not run.size_sigma),
         ],

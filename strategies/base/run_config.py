@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from data import DATASETS, PARTITIONS, DataSpec
+from data.spec import EXPECTED_PARTITION, is_partition
 from strategies.base.lr_schedule import SCHEDULES, LrSchedule
 from strategies.base.method import Method, Training, get_method
 from strategies.base.narrowing import WIRE_DTYPES
@@ -82,6 +83,9 @@ class RunConfig:
         Share of every class that is used, of training and test examples alike.
     partition
         How simulated clients share the examples, see data/README.md.
+    partition_options
+        With `flwr:NAME`: what that partitioner takes, as in "num_shards_per_partition=2,
+        shuffle=false".
     alpha
         Concentration of `dirichlet`: the larger, the more alike the clients.
     classes_per_client
@@ -220,7 +224,8 @@ class RunConfig:
     label_column: str = option("", hint="a text: a name in the header, or a number from 1")
     text_column: str = option("", hint="a text: a name in the header, or a number from 1")
     subset: float = option(1.0, above=0, maximum=1)
-    partition: str = option("dirichlet", *PARTITIONS)
+    partition: str = option("dirichlet", hint=EXPECTED_PARTITION)
+    partition_options: str = option("")
     alpha: float = option(0.1, above=0)
     classes_per_client: int = option(2, minimum=1)
     min_examples: int = option(10, minimum=0)
@@ -325,6 +330,12 @@ class RunConfig:
                     f"tracker = {self.tracker!r}: expected any of {', '.join(TRACKERS)}, each "
                     f"once, got {name!r}" + (f"; did you mean {near}?" if near else "")
                 )
+        if not is_partition(self.partition):
+            near = nearest(self.partition, PARTITIONS)
+            raise ConfigError(
+                f"partition = {self.partition!r}: expected {EXPECTED_PARTITION}"
+                + (f"; did you mean {near}?" if near else "")
+            )
         _ = self.lr_by_round  # refuses what does not fit together
 
     def _names(self) -> tuple[tuple[str, str], ...]:

@@ -78,6 +78,7 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "run-name": (["a/b", "..", ".hidden", "a b", "x" * 101, "a\n"], "a name of letters"),
     "resume": (["a/b", "../x", "ä"], "a name of letters"),
     "resume-round": ([-1, 1.0, True, "1"], "an integer of at least 0"),
+    "partition-options": ([1, True], "a text"),
     "tracker": (["tensorbord", "wandb, wandb", 1], "any of tensorboard, wandb, mlflow"),
     "local-run": (["a/b", "../x", "ä"], "a name of letters"),
     "keep-payloads": ([-1, "1"], "an integer of at least 0"),
