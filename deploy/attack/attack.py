@@ -1,0 +1,230 @@
+"""The attack on a run's kept uplinks, with the controls that say what it is worth."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from data.image_dataset import ImageDataset
+from deploy.attack.labels import LabelsTold, labels_told
+from deploy.attack.scores import Score, score
+from deploy.attack.targets import Target, targets_of
+from deploy.attack.victims import Scene, Victim
+from deploy.attack.white_box import WhiteBox, of_equal_norm
+from strategies.base.files import replacing
+from strategies.base.rng import numpy_generator, torch_generator
+
+ATTACK = "attack"
+CONTROLS = ("random vector", "image of the class", "mean image")
+BATCH = 32
+"""Vectors attacked at once: each needs the memory of one image in training."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is attacked and how.
+
+    Attributes
+    ----------
+    vectors : int
+        At most so many vectors, drawn over all clients.
+    seed : int
+        Of the draw, the first images and the controls.
+    white_box : WhiteBox
+        The attacker.
+    """
+
+    vectors: int = 100
+    seed: int = 0
+    white_box: WhiteBox = dataclasses.field(default_factory=WhiteBox)
+
+    def folder(self, scene: Scene) -> Path:
+        """Return where the images found are kept: another plan, or another uplink, has another."""
+        about = [dataclasses.asdict(self), scene.records.info.get("token"), scene.round]
+        digest = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:8]
+        return scene.directory / ATTACK / f"round-{scene.round:05d}-{digest}"
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """One vector, what was found for it, and how near that is to the truth.
+
+    Attributes
+    ----------
+    client : int
+        Who sent it.
+    target : Target
+        The vector.
+    images : dict of str to ndarray
+        By `ATTACK` and the name of each control: the image, (C, H, W) uint8.
+    scores : dict of str to Score
+        The same for its score.
+    nearest : NDArray[np.uint8]
+        (C, H, W) the true image that the attack came nearest to.
+    """
+
+    client: int
+    target: Target
+    images: dict[str, NDArray[np.uint8]]
+    scores: dict[str, Score]
+    nearest: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, eq=False)
+class Findings:
+    """All results of an attack, in the order of clients and their vectors."""
+
+    results: list[Result]
+    labels: list[LabelsTold]
+    sent: int
+    """How many vectors the clients sent, attacked or not."""
+
+
+Say = Callable[[str], None]
+
+
+def attack(scene: Scene, plan: Plan, say: Say = lambda text: None) -> Findings:
+    """Attack a run's uplinks; clients that were done by an interrupted attack are not done again.
+
+    Raises
+    ------
+    ConfigError
+        The run cannot be attacked, see `Scene` and `targets_of`.
+    """
+    chosen, sent = _choose(scene, plan)
+    results: list[Result] = []
+    told = []
+    for place, client in enumerate(scene.clients):
+        victim = scene.victim(client)
+        data = victim.context.data
+        told.append(labels_told(client, victim.uplink, victim.labels, data.num_classes))
+        targets = targets_of(victim.uplink, victim.labels)
+        picked = [targets[i] for i in chosen[client]]
+        if picked:
+            here = functools.partial(_say_where, say, client, place + 1, len(scene.clients))
+            results += _attack_client(scene, plan, victim, picked, here)
+    return Findings(results, [item for item in told if item is not None], sent)
+
+
+def _say_where(say: Say, client: int, place: int, count: int, text: str) -> None:
+    say(f"client {client} ({place} of {count}): {text}")
+
+
+def _choose(scene: Scene, plan: Plan) -> tuple[dict[int, list[int]], int]:
+    """Return which vectors of every client are attacked, and how many there are in all."""
+    nobody = np.empty(0, np.int64)  # how many vectors there are does not depend on labels
+    everything = [
+        (client, i)
+        for client in scene.clients
+        for i in range(len(targets_of(scene.payloads.read(scene.round, client), nobody)))
+    ]
+    generator = numpy_generator(plan.seed, "attack", scene.round, "vectors")
+    order = generator.permutation(len(everything))[: plan.vectors]
+    chosen: dict[int, list[int]] = {client: [] for client in scene.clients}
+    for client, i in (everything[k] for k in sorted(order)):
+        chosen[client].append(i)
+    return chosen, len(everything)
+
+
+def _attack_client(
+    scene: Scene, plan: Plan, victim: Victim, targets: list[Target], say: Say
+) -> list[Result]:
+    client = victim.context.client_id
+    vectors = np.stack([target.vector for target in targets])
+    path = plan.folder(scene) / f"client-{client:05d}.safetensors"
+    found = _kept(path)
+    if found is None:
+        directions = numpy_generator(plan.seed, client, scene.round, "random vectors")
+        inverted = functools.partial(_invert, plan, victim, targets[0].output, scene.round)
+        found = {
+            ATTACK: inverted(vectors, ATTACK, say),
+            CONTROLS[0]: inverted(of_equal_norm(vectors, directions), CONTROLS[0], say),
+        }
+        with replacing(path) as partial:
+            save_file(found, partial)
+    known = _auxiliary(victim)
+    draws = numpy_generator(plan.seed, client, scene.round, "images of the class")
+    results = []
+    for i, target in enumerate(targets):
+        truth = victim.images[target.truth]
+        label = int(victim.labels[draws.choice(target.truth)])
+        images = {
+            **{name: found[name][i] for name in (ATTACK, CONTROLS[0])},
+            CONTROLS[1]: known.image_of(label, draws),
+            CONTROLS[2]: known.mean,
+        }
+        scores = {name: score(image, truth) for name, image in images.items()}
+        results.append(Result(client, target, images, scores, truth[scores[ATTACK].best]))
+    return results
+
+
+def _kept(path: Path) -> dict[str, NDArray[np.uint8]] | None:
+    """Return what an earlier attack found, or None; a damaged file is made again."""
+    try:
+        return dict(load_file(path)) if path.is_file() else None
+    except (OSError, SafetensorError):
+        return None
+
+
+def _invert(
+    plan: Plan, victim: Victim, output: str, number: int, vectors: NDArray[np.float32],
+    purpose: str, say: Say,
+) -> NDArray[np.uint8]:  # fmt: skip
+    client = victim.context.client_id
+    generator = torch_generator(plan.seed, client, number, purpose)
+    shape = victim.images.shape[1:]
+    parts = []
+    for start in range(0, len(vectors), BATCH):
+        batch = vectors[start : start + BATCH]
+
+        def progress(step: int, done: int = start, size: int = len(batch)) -> None:
+            if step % 200 == 0 or step == plan.white_box.steps:
+                say(
+                    f"{purpose}, vectors {done + 1} to {done + size} of {len(vectors)}, step "
+                    f"{step} of {plan.white_box.steps}"
+                )
+
+        parts.append(
+            plan.white_box.invert(
+                victim.model, output, batch, (shape[0], shape[1], shape[2]), generator, progress
+            )
+        )
+    return np.concatenate(parts)
+
+
+@dataclass(frozen=True, eq=False)
+class _Auxiliary:
+    """Images of the same data set that the client does not train on."""
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+    mean: NDArray[np.uint8]
+
+    def image_of(self, label: int, generator: np.random.Generator) -> NDArray[np.uint8]:
+        """Draw an image of a class; of any class where there is none of it."""
+        rows = np.flatnonzero(self.labels == label)
+        row = generator.choice(rows if len(rows) else len(self.labels))
+        image: NDArray[np.uint8] = self.images[row]
+        return image
+
+
+def _auxiliary(victim: Victim) -> _Auxiliary:
+    data = victim.context.data
+    rows = np.setdiff1d(np.arange(len(data.dataset.labels)), data.train.indices)
+    assert isinstance(data.dataset, ImageDataset)  # `Victim` has images
+    images = data.dataset.images
+    total = np.zeros(images.shape[1:])
+    for start in range(0, len(rows), 1024):
+        total += images[rows[start : start + 1024]].sum(axis=0, dtype=np.float64)
+    mean = np.rint(total / len(rows)).astype(np.uint8)
+    return _Auxiliary(images[rows], data.dataset.labels[rows], mean)

@@ -1,0 +1,90 @@
+"""`wildflower attack`: what a server could see of clients' images in what they sent."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from strategies.base.options import ConfigError
+
+if TYPE_CHECKING:
+    from deploy.attack.attack import Plan, Say
+
+EXAMPLE = "wildflower attack ~/wildflower/RUN-NAME --vectors 100"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "directory", type=Path, help="the directory of a run that had keep-payloads set"
+    )
+    parser.add_argument(
+        "--round", type=int, metavar="N",
+        help="attack what was sent in this round (default: the newest kept)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--vectors", type=_count, default=100, metavar="N",
+        help="attack at most so many vectors, drawn over all clients (default: 100)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--steps", type=_count, default=2000, metavar="N",
+        help="steps of the attack on each (default: 2000)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of all draws (default: 0)"
+    )
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Attack a run, print the table, write attack.csv and attack.html; returns 0."""
+    if importlib.util.find_spec("skimage") is None:
+        raise ConfigError("wildflower attack needs scikit-image: pip install 'wildflower[attack]'")
+    from deploy.attack.attack import Plan, attack
+    from deploy.attack.output import text_of, write_csv, write_page
+    from deploy.attack.victims import Scene
+    from deploy.attack.white_box import WhiteBox
+
+    scene = Scene.of(options.directory.expanduser(), options.round)
+    plan = Plan(options.vectors, options.seed, WhiteBox(steps=options.steps))
+    print(_announced(scene.directory.name, scene.round, plan), flush=True)
+    findings = attack(scene, plan, _sayer())
+    models = {client.client: client.model for client in scene.records.clients}
+    folder = plan.folder(scene)
+    write_csv(folder / "attack.csv", findings, models)
+    write_page(folder / "attack.html", scene, plan, findings)
+    print(text_of(findings))
+    print(f"page: {folder / 'attack.html'}")
+    return 0
+
+
+def _announced(name: str, number: int, plan: Plan) -> str:
+    return (
+        f"attacking round {number} of {name}: white box, {plan.white_box.steps} steps, at most "
+        f"{plan.vectors} vectors, seed {plan.seed}; the images found are as private as the data"
+    )
+
+
+def _sayer() -> Say:
+    """Return what shows progress: one line that changes on a terminal, a line a minute in a log."""
+    last = 0.0
+    terminal = sys.stdout.isatty()
+
+    def say(text: str) -> None:
+        nonlocal last
+        if time.monotonic() < last + (0.5 if terminal else 60.0):
+            return
+        last = time.monotonic()
+        print(f"\r\x1b[K{text}" if terminal else text, end="" if terminal else "\n", flush=True)
+
+    return say
+
+
+def _count(text: str) -> int:
+    """Read a number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least 1")
+    return int(text)

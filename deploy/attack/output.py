@@ -1,0 +1,237 @@
+"""What an attack found: a table, a CSV file and a page with pictures."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from markupsafe import Markup
+from numpy.typing import NDArray
+from PIL import Image
+
+from deploy.attack.attack import ATTACK, CONTROLS, Findings, Plan, Result
+from deploy.attack.victims import Scene
+from server_app.console import table
+from server_app.report.html import PAGE, render
+from server_app.report.style import LOGO, STYLE
+from strategies.base.files import replacing
+
+SHOWN = 24
+"""Vectors with pictures on the page."""
+
+COLUMNS = (
+    "client", "model", "vector", "images_in_it", "found_by", "mse", "psnr", "best_psnr", "ssim",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Line:
+    """The mean over all vectors of what one way of finding an image came to.
+
+    Attributes
+    ----------
+    found_by : str
+        `ATTACK` or a control.
+    mse, psnr, best_psnr, ssim : float
+        Means of the fields of `Score`.
+    ahead : float or None
+        Of a control: by how many dB of best PSNR the attack is ahead of it, on average.
+    error : float or None
+        Its standard error over vectors; None with a single one.
+    """
+
+    found_by: str
+    mse: float
+    psnr: float
+    best_psnr: float
+    ssim: float
+    ahead: float | None = None
+    error: float | None = None
+
+
+def lines_of(results: Sequence[Result]) -> list[Line]:
+    """Average the scores of all vectors, the attack first."""
+    lines = []
+    for name in (ATTACK, *CONTROLS):
+        scores = [result.scores[name] for result in results]
+        mse, psnr, best_psnr, ssim = (
+            statistics.fmean(getattr(item, field) for item in scores)
+            for field in ("mse", "psnr", "best_psnr", "ssim")
+        )
+        lines.append(Line(name, mse, psnr, best_psnr, ssim, *_ahead_of(name, results)))
+    return lines
+
+
+def _ahead_of(name: str, results: Sequence[Result]) -> tuple[float | None, float | None]:
+    """Return by how much the attack is ahead of a control, and the standard error of that."""
+    if name == ATTACK:
+        return None, None
+    ahead = [r.scores[ATTACK].best_psnr - r.scores[name].best_psnr for r in results]
+    error = statistics.stdev(ahead) / math.sqrt(len(ahead)) if len(ahead) > 1 else None
+    return statistics.fmean(ahead), error
+
+
+def verdict(lines: Sequence[Line]) -> str:
+    """Say whether the attack is better than what anyone can do without the uplink."""
+    level = [
+        line.found_by
+        for line in lines
+        if line.ahead is not None and line.ahead <= 2 * (line.error or 0.0)
+    ]
+    if level:
+        return (
+            f"the attack does not beat its controls: {', '.join(level)} come as near to a true "
+            "image, within two standard errors"
+        )
+    if any(line.ahead is not None and line.error is None for line in lines):
+        return "with a single vector nothing can be said of chance"
+    return "the attack beats all controls by more than two standard errors"
+
+
+def label_lines(findings: Findings) -> list[str]:
+    """Say what the uplinks tell of labels without any attack."""
+    told = findings.labels
+    if not told:
+        return ["labels: nothing is told of them outright"]
+    exact = sum(item.classes_exact for item in told)
+    distance = statistics.fmean(item.distance for item in told)
+    guess = statistics.fmean(item.guess for item in told)
+    return [
+        f"labels: the classes of {exact} of {len(told)} clients are told exactly; their "
+        f"proportions up to {distance:.3f} (0 exact, 1 nothing in common; {guess:.3f} without the "
+        "uplink)"
+    ]
+
+
+def text_of(findings: Findings) -> str:
+    """Return the table and the verdict as text."""
+    lines = lines_of(findings.results)
+    rows = [
+        (
+            line.found_by, f"{line.mse:.0f}", f"{line.psnr:.2f}", f"{line.best_psnr:.2f}",
+            f"{line.ssim:.3f}", _ahead(line),
+        )
+        for line in lines
+    ]  # fmt: skip
+    heads = ("found by", "MSE", "PSNR (dB)", "nearest (dB)", "SSIM", "attack ahead (dB)")
+    count = f"{len(findings.results)} of {findings.sent} vectors attacked"
+    return "\n".join([count, table(heads, rows), verdict(lines), *label_lines(findings)])
+
+
+def _ahead(line: Line) -> str:
+    if line.ahead is None:
+        return ""
+    return f"{line.ahead:+.2f}" + ("" if line.error is None else f" ± {line.error:.2f}")
+
+
+def write_csv(path: Path, findings: Findings, models: dict[int, str]) -> None:
+    """Write a row for every vector and way of finding an image."""
+    with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for result in findings.results:
+            for name, score in result.scores.items():
+                writer.writerow(
+                    [
+                        result.client, models[result.client], result.target.name,
+                        len(result.target.truth), name, f"{score.mse:.3f}", f"{score.psnr:.4f}",
+                        f"{score.best_psnr:.4f}", f"{score.ssim:.4f}",
+                    ]
+                )  # fmt: skip
+
+
+BODY = """\
+<header><div class="eyebrow">{{ logo }}Wildflower attack</div>
+<h1>{{ method }} <span>on</span> {{ dataset }}</h1><div class="runname">{{ name }}</div></header>
+<p class="alert">{{ verdict }}</p>
+<p class="note">Round {{ round }}. The attacker holds what a client sent and the client's own model
+(the worst case), and seeks an image whose {{ output }} is the vector that was sent: {{ steps }}
+steps of Adam at {{ lr }}, total variation {{ tv }}, from noise. {{ attacked }} of {{ sent }}
+vectors, seed {{ seed }}. "Nearest" compares with the true image that is nearest to what was found.
+Controls know nothing of the vector: the same attack on a random vector of equal length, an image of
+the right class that the client does not have, and the mean image of the data set.</p>
+<p class="note">{% for text in labels %}{{ text }}. {% endfor %}</p>
+<h2>Scores</h2><div class="scroll"><table><thead><tr><th class="left">found by</th><th>MSE</th>
+<th>PSNR, dB</th><th>nearest, dB</th><th>SSIM</th><th>attack ahead, dB</th></tr></thead><tbody>
+{% for line in lines %}
+<tr><td class="left">{{ line.found_by }}</td><td>{{ "%.0f" % line.mse }}</td>
+<td>{{ "%.2f" % line.psnr }}</td><td>{{ "%.2f" % line.best_psnr }}</td>
+<td>{{ "%.3f" % line.ssim }}</td><td>{{ ahead(line) }}</td></tr>
+{% endfor %}
+</tbody></table></div>
+<h2>Pictures</h2>{% if shown < attacked %}<p class="note">{{ shown }} of {{ attacked }} vectors,
+drawn evenly over the list, not chosen by how well they went.</p>{% endif %}
+<div class="scroll"><table><thead><tr><th class="left">client</th><th class="left">vector</th>
+<th>images in it</th><th>nearest true image</th>
+{% for name in names %}<th>{{ name }}</th>{% endfor %}</tr></thead><tbody>
+{% for result in results %}
+<tr><td class="left">{{ result.client }}</td><td class="left">{{ result.target.name }}</td>
+<td>{{ result.target.truth | length }}</td><td>{{ picture(result.nearest) }}</td>
+{% for name in names %}<td>{{ picture(result.images[name]) }}<br><small>
+{{- "%.1f" % result.scores[name].best_psnr }} dB</small></td>{% endfor %}</tr>
+{% endfor %}
+</tbody></table></div>
+<footer>Written by wildflower attack from the files of the run directory.</footer>"""
+
+_STYLE = "td img{width:72px;height:72px;image-rendering:pixelated;border-radius:4px}"
+
+
+def write_page(path: Path, scene: Scene, plan: Plan, findings: Findings) -> None:
+    """Write the page; it holds its pictures and makes no request."""
+    lines = lines_of(findings.results)
+    shown = list(_spread(findings.results))
+    settings = scene.records.settings
+    body = render(
+        BODY,
+        logo=Markup(LOGO),
+        method=settings["method"],
+        dataset=settings["dataset"],
+        name=scene.directory.name,
+        verdict=verdict(lines),
+        round=scene.round,
+        output=findings.results[0].target.output,
+        steps=plan.white_box.steps,
+        lr=plan.white_box.lr,
+        tv=plan.white_box.tv_weight,
+        attacked=len(findings.results),
+        sent=findings.sent,
+        seed=plan.seed,
+        labels=label_lines(findings),
+        lines=lines,
+        ahead=_ahead,
+        shown=len(shown),
+        names=(ATTACK, *CONTROLS),
+        results=shown,
+        picture=_picture,
+    )
+    page = render(
+        PAGE,
+        policy="default-src 'none'; style-src 'unsafe-inline'; img-src data:",
+        title=f"attack on {scene.directory.name}",
+        style=Markup(STYLE + _STYLE),
+        script="",
+        body=body,
+    )
+    with replacing(path) as partial:
+        partial.write_text(page, encoding="utf-8")
+
+
+def _spread(results: Sequence[Result]) -> Iterable[Result]:
+    count = min(SHOWN, len(results))
+    return (results[i * len(results) // count] for i in range(count))
+
+
+def _picture(image: NDArray[np.uint8]) -> Markup:
+    """Return an image (C, H, W) of one or three channels as an HTML element."""
+    pixels = image[0] if len(image) == 1 else image.transpose(1, 2, 0)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, format="PNG")
+    data = base64.b64encode(buffer.getvalue()).decode()
+    return Markup('<img alt="" src="data:image/png;base64,{}">').format(data)

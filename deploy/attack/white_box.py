@@ -1,0 +1,106 @@
+"""White box: seek the image whose representation is the one that was sent.
+
+The attacker holds the vector u and, the worst case, the client's own model. It minimises, over an
+image x of values in [0, 1],
+
+    || f(x) - u ||^2 + weight * TV(x),
+
+where f is the representation or the logits and TV the sum of the absolute differences of
+neighbouring pixels. x is the sigmoid of what Adam moves, which begins as N(0, 1) noise (the setting
+of FedRE's attack, arXiv 2511.22265, is not published; this is the project's own).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from deploy.attack.targets import LOGITS
+from models import SplitModel
+
+
+@dataclass(frozen=True)
+class WhiteBox:
+    """How the attack is made.
+
+    Attributes
+    ----------
+    steps : int
+        Steps of Adam.
+    lr : float
+        Their learning rate.
+    tv_weight : float
+        Weight of the total variation.
+    """
+
+    steps: int = 2000
+    lr: float = 0.1
+    tv_weight: float = 1e-4
+
+    def invert(
+        self,
+        model: SplitModel,
+        output: str,
+        vectors: NDArray[np.float32],
+        shape: tuple[int, int, int],
+        generator: torch.Generator,
+        progress: Callable[[int], None] = lambda step: None,
+    ) -> NDArray[np.uint8]:
+        """Return the images found for vectors, (B, C, H, W) uint8; each is sought by itself.
+
+        Parameters
+        ----------
+        model : SplitModel
+            In evaluation mode, so that the images of a batch know nothing of each other.
+        output : str
+            What the vectors are, see `deploy.attack.targets`.
+        vectors : NDArray[np.float32]
+            (B, d) or (B, C).
+        shape : tuple of int
+            (C, H, W) of an image.
+        generator : torch.Generator
+            Draws the first images.
+        progress : callable, optional
+            Is told the number of every step.
+        """
+        function = model if output == LOGITS else model.features
+        device = next(model.parameters()).device
+        wanted = torch.from_numpy(vectors).to(device)
+        first = torch.randn(len(vectors), *shape, generator=generator)
+        hidden = first.to(device).requires_grad_(True)
+        optimizer = torch.optim.Adam([hidden], lr=self.lr)
+        for step in range(self.steps):
+            images = hidden.sigmoid()
+            distance = (function(2 * images - 1) - wanted).square().sum()
+            loss = distance + self.tv_weight * total_variation(images)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+            progress(step + 1)
+        found = hidden.detach().sigmoid().mul(255).round().to(torch.uint8)
+        result: NDArray[np.uint8] = found.cpu().numpy()
+        return result
+
+
+def total_variation(images: Tensor) -> Tensor:
+    """Return the sum of the absolute differences of neighbouring pixels of images (B, C, H, W)."""
+    rows = (images[..., 1:, :] - images[..., :-1, :]).abs().sum()
+    columns = (images[..., :, 1:] - images[..., :, :-1]).abs().sum()
+    return rows + columns
+
+
+def of_equal_norm(
+    vectors: NDArray[np.float32], generator: np.random.Generator
+) -> NDArray[np.float32]:
+    """Return random vectors (B, d) in uniformly drawn directions, as long as those given."""
+    drawn = generator.normal(size=vectors.shape)
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    scaled: NDArray[np.float32] = (
+        drawn / np.linalg.norm(drawn, axis=1, keepdims=True) * lengths
+    ).astype(np.float32)
+    return scaled
