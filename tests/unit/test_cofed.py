@@ -114,9 +114,9 @@ def test_an_exchange_after_the_end_is_refused() -> None:
 
 def test_labels_after_the_last_round_are_of_no_use() -> None:
     server = ServerAtWork(parse_run_config({"method": "cofed", "num-rounds": 1}))
-    assert server.remarks == (
+    assert list(server.remarks) == [
         "cofed: labels come after round 1, the last: nobody trains with them",
-    )
+    ]
 
 
 def test_users_of_unlike_label_sets_exchange_labels(tmp_path: Path) -> None:
