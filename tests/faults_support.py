@@ -201,7 +201,9 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 def faulty_fleet(directory: Path, cache: Path) -> Iterator[Faults]:
     """Start the fleet; all of it has ended when the block is left."""
     (directory / "own-data").mkdir()
-    partitions = [{"client-id": i, "partition-id": i, "device": "cpu"} for i in range(len(CLIENTS))]
+    # The run names a model of the test's own, which a device imports only with its owner's consent.
+    own = {"device": "cpu", "allow-custom-models": True}
+    partitions = [{"client-id": i, "partition-id": i, **own} for i in range(len(CLIENTS))]
     stranger = {"client-id": len(CLIENTS), "data-dir": str(directory / "own-data")}
     path, hold = directory / "fleet.yaml", directory / "hold"
     content = {
