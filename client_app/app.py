@@ -10,6 +10,8 @@ from flwr.clientapp import ClientApp
 
 from client_app import handlers
 from client_app.node import code_dir, unasked_code
+from data import DataError
+from models import ModelError
 from models.own_code import refusing, searching
 from strategies.base.method import Method, get_method
 from strategies.base.options import ConfigError
@@ -23,20 +25,23 @@ def make_client_app(method: Method | None = None) -> ClientApp:
     app = ClientApp()
     # Not functions defined here: Flower's simulation pickles the app with every message, and those
     # would go by value, code included.
-    app.query()(partial(_answer, handlers.answer_query, method))
+    app.query()(partial(_answer_query, method))
     app.train()(partial(_answer, handlers.answer_train, method))
     app.evaluate()(partial(_answer, handlers.answer_evaluate, method))
     return app
 
 
 def _answer(answer: Answer, method: Method | None, message: Message, context: Context) -> Message:
+    with searching(code_dir(context)), refusing(unasked_code(context)):
+        chosen = method or get_method(str(context.run_config.get("method", RunConfig.method)))
+        return answer(message, context, chosen)
+
+
+def _answer_query(method: Method | None, message: Message, context: Context) -> Message:
+    """Answer the registration; what is wrong with this client's set-up is an answer, too."""
     try:
-        with searching(code_dir(context)), refusing(unasked_code(context)):
-            chosen = method or get_method(str(context.run_config.get("method", RunConfig.method)))
-            return answer(message, context, chosen)
-    except ConfigError as error:
-        if answer is not handlers.answer_query:
-            raise
+        return _answer(handlers.answer_query, method, message, context)
+    except (ConfigError, DataError, ModelError) as error:
         return handlers.problem_reply(message, context, error)
 
 

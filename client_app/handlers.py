@@ -20,10 +20,8 @@ from client_app.machine import machine_text
 from client_app.model_trial import try_own_model
 from client_app.node import client_context, client_id_of, simulated, state_root
 from client_app.state_store import StateStore, state_directory
-from data import DataError
 from models import (
     InputShape,
-    ModelError,
     TextShape,
     count_parameters,
     tokeniser_fingerprint,
@@ -45,7 +43,6 @@ from strategies.base.messages import (
     metrics_record,
 )
 from strategies.base.method import Method
-from strategies.base.options import ConfigError
 from strategies.base.payload import pack, unpack
 from strategies.base.received_text import visible
 from strategies.base.rng import derive_seed, isolated_torch_rng
@@ -60,17 +57,13 @@ FLOPS = "flops.json"
 
 
 def answer_query(message: Message, context: Context, method: Method) -> Message:
-    """Answer the registration with this client's info, or with what is wrong with its set-up."""
-    try:
-        local = client_context(context, 0)
-        client = describe_client(local, method)
-        if not simulated():
-            place = Path(str(context.node_config.get("state-dir") or local.run.run_root))
-            client = replace(client, machine=machine_text(place.expanduser()))
-        info = client.to_record()
-    except (ConfigError, DataError, ModelError) as error:
-        return problem_reply(message, context, error)
-    return Message(RecordDict({CLIENT_INFO: info}), reply_to=message)
+    """Answer the registration with this client's info."""
+    local = client_context(context, 0)
+    client = describe_client(local, method)
+    if not simulated():
+        place = Path(str(context.node_config.get("state-dir") or local.run.run_root))
+        client = replace(client, machine=machine_text(place.expanduser()))
+    return Message(RecordDict({CLIENT_INFO: client.to_record()}), reply_to=message)
 
 
 def problem_reply(message: Message, context: Context, error: Exception) -> Message:

@@ -18,7 +18,7 @@ from deploy.fleet import command as fleet
 from deploy.reproduce import command as reproduce
 from deploy.terminal import outliving_readers
 from models.own_code import searching
-from server_app.records.run_directory import COMPLETED
+from server_app.records.run_directory import COMPLETED, require_run
 from strategies.base.options import ConfigError
 
 CHECK_EXAMPLE = "wildflower check ~/wildflower/RUN-NAME"
@@ -116,8 +116,7 @@ def _models(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    if not (options.directory / "config.json").is_file():
-        raise ConfigError(f"{options.directory}: there is no run here (no config.json)")
+    require_run(options.directory)
     found = past_runs.status_of(options.directory)
     print(f"{found.name}: {found.status}" + (f": {found.reason}" if found.reason else ""))
     return 0 if found.status == COMPLETED else 1
@@ -126,8 +125,7 @@ def _check(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     from server_app.report import write_report
 
-    if not (options.directory / "config.json").is_file():
-        raise ConfigError(f"{options.directory}: there is no run here (no config.json)")
+    require_run(options.directory)
     print(write_report(options.directory))
     return 0
 

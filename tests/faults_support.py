@@ -17,6 +17,7 @@ from deploy.fleet.specs import flower_client
 from deploy.flower.commands import FlowerRun
 from deploy.flower.processes import all_processes
 from strategies.base.round_files import rounds_in
+from tests.held_models import held_models
 from tests.support import SMALL, Outcome
 
 LIMIT = 600.0
@@ -39,33 +40,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 HOLD = "WILDFLOWER_TEST_HOLD"
-HELD_MODELS = f"""
-import os
-import time
-from pathlib import Path
-
-from torch import nn
-
-
-class Held(nn.Module):
-    def forward(self, images):
-        deadline = time.monotonic() + {LIMIT}
-        # Two noise images are the trial of an own model at the registration.
-        on_data = self.training and not images.is_meta and len(images) > 2
-        while on_data and time.monotonic() < deadline:
-            if not Path(os.environ["{HOLD}"]).exists():
-                break
-            time.sleep(0.1)
-        return images
-
-
-def held(shape):
-    pixels = shape.channels * shape.image_size**2
-    body = nn.Sequential(Held(), nn.Flatten(), nn.Linear(pixels, 64), nn.ReLU())
-    body.raw_dim = 64
-    return body
-"""
-"""A model whose training does not go on while a file is there."""
+"""The model `held_models:held` does not go on with its training while this file is there."""
 
 
 class Faults:
@@ -228,5 +203,5 @@ def modules(directory: Path) -> Path:
     """Return the directory from which `held_models` is imported."""
     path = directory / "modules"
     path.mkdir(exist_ok=True)
-    (path / "held_models.py").write_text(HELD_MODELS)
+    (path / "held_models.py").write_text(held_models(f'Path(os.environ["{HOLD}"]).exists()'))
     return path

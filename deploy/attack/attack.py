@@ -152,7 +152,7 @@ def _attack_client(
         }
         with replacing(path) as partial:
             save_file(found, partial)
-    known = _auxiliary(victim)
+    known = _Auxiliary(victim)
     draws = numpy_generator(plan.seed, client, scene.round, "images of the class")
     results = []
     for i, target in enumerate(targets):
@@ -202,29 +202,30 @@ def _invert(
     return np.concatenate(parts)
 
 
-@dataclass(frozen=True, eq=False)
 class _Auxiliary:
-    """Images of the same data set that the client does not train on."""
+    """Images of the same data set that a client does not train on.
 
-    images: NDArray[np.uint8]
-    labels: NDArray[np.int64]
-    mean: NDArray[np.uint8]
+    Attributes
+    ----------
+    mean : NDArray[np.uint8]
+        (C, H, W) their mean.
+    """
+
+    def __init__(self, victim: Victim) -> None:
+        data = victim.context.data
+        assert isinstance(data.dataset, ImageDataset)  # `Victim` has images
+        self._images, self._labels = data.dataset.images, data.dataset.labels
+        self._rows = np.setdiff1d(np.arange(len(self._labels)), data.train.indices)
+        total = np.zeros(self._images.shape[1:])
+        for start in range(0, len(self._rows), 1024):
+            block = self._images[self._rows[start : start + 1024]]
+            total += block.sum(axis=0, dtype=np.float64)
+        self.mean: NDArray[np.uint8] = np.rint(total / len(self._rows)).astype(np.uint8)
 
     def image_of(self, label: int, generator: np.random.Generator) -> NDArray[np.uint8]:
         """Draw an image of a class; of any class where there is none of it."""
-        rows = np.flatnonzero(self.labels == label)
-        row = generator.choice(rows if len(rows) else len(self.labels))
-        image: NDArray[np.uint8] = self.images[row]
+        alike = self._rows[self._labels[self._rows] == label]
+        image: NDArray[np.uint8] = self._images[
+            generator.choice(alike if len(alike) else self._rows)
+        ]
         return image
-
-
-def _auxiliary(victim: Victim) -> _Auxiliary:
-    data = victim.context.data
-    rows = np.setdiff1d(np.arange(len(data.dataset.labels)), data.train.indices)
-    assert isinstance(data.dataset, ImageDataset)  # `Victim` has images
-    images = data.dataset.images
-    total = np.zeros(images.shape[1:])
-    for start in range(0, len(rows), 1024):
-        total += images[rows[start : start + 1024]].sum(axis=0, dtype=np.float64)
-    mean = np.rint(total / len(rows)).astype(np.uint8)
-    return _Auxiliary(images[rows], data.dataset.labels[rows], mean)

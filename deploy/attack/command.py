@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from models.libraries import is_installed
 from strategies.base.options import ConfigError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Attack a run, print the table, write attack.csv and attack.html; returns 0."""
-    if importlib.util.find_spec("skimage") is None:
+    if not is_installed("skimage"):
         raise ConfigError("wildflower attack needs scikit-image: pip install 'wildflower[attack]'")
     from deploy.attack.attack import Plan, attack
     from deploy.attack.output import text_of, write_csv, write_page

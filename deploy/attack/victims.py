@@ -17,6 +17,7 @@ from models import SplitModel
 from models.build import proven
 from models.own_code import searching
 from server_app.records.payload_files import DIRECTORY, PayloadFiles
+from server_app.records.run_directory import require_run
 from server_app.records.run_reader import RunRecords, read_run
 from strategies.base.client import ClientContext
 from strategies.base.options import ConfigError
@@ -68,8 +69,7 @@ class Scene:
         ConfigError
             There is no run, it kept no uplinks, or none of this round.
         """
-        if not (directory / "config.json").is_file():
-            raise ConfigError(f"{directory}: there is no run here (no config.json)")
+        require_run(directory)
         payloads = PayloadFiles(directory / DIRECTORY)
         rounds = payloads.rounds()
         if not rounds:

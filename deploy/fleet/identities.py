@@ -184,10 +184,7 @@ def _key(
     """Read a private key, or make one; `certificate` is what a lost key would leave orphaned."""
     if _present(path, found):
         refuse_readable_by_others(path)
-        key = read_key(path)
-        if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise ConfigError(f"{path}: expected an elliptic curve key (NIST P-384)")
-        return key
+        return read_own_key(path)
     if certificate is not None and certificate.exists():
         raise ConfigError(
             f"{path}: the private key of {certificate} is missing; put it back, or move the "
@@ -208,6 +205,14 @@ def read_key(path: Path) -> PrivateKeyTypes:
         return serialization.load_pem_private_key(text, password=None)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"{path}: cannot be read as a private key: {error}") from error
+
+
+def read_own_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Read a private key of the kind that is made here."""
+    key = read_key(path)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"{path}: expected an elliptic curve key (NIST P-384)")
+    return key
 
 
 def _public_key(path: Path, key: ec.EllipticCurvePrivateKey, found: Identities) -> None:

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from deploy.fleet.certificates import server_certificate
 from deploy.fleet.description import Fleet
-from deploy.fleet.identities import WARN_DAYS, read_key
+from deploy.fleet.identities import WARN_DAYS, read_key, read_own_key
 from deploy.fleet.membership import reload_proxy
 from deploy.fleet.private_files import write_private
 from deploy.fleet.specs import SUPERLINK, Specs
@@ -66,11 +66,10 @@ def _renew_file(fleet: Fleet, now: datetime.datetime, *, at_once: bool) -> None:
     if end - now >= soon and not at_once:
         say(f"{files.certificate} is valid until {end:%Y-%m-%d}; --now renews it all the same")
         return
-    ca_key, key = read_key(files.ca_key), read_key(files.certificate_key)
+    ca_key = read_key(files.ca_key)
     if not isinstance(ca_key, ec.EllipticCurvePrivateKey) or ca_key.public_key() != ca.public_key():
         raise ConfigError(f"{files.ca_key}: does not belong to {files.ca}")
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigError(f"{files.certificate_key}: expected an elliptic curve key (NIST P-384)")
+    key = read_own_key(files.certificate_key)
     new = server_certificate(fleet, ca, ca_key, key.public_key(), now)
     write_private(files.certificate, new.public_bytes(serialization.Encoding.PEM), mode=0o644)
     say(f"{files.certificate} is renewed, valid until {new.not_valid_after_utc:%Y-%m-%d}")

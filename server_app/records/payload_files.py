@@ -51,7 +51,9 @@ class PayloadFiles:
         """
         if not self.every or server_round % self.every:
             return
-        entries = {key: _contiguous(item) for key, item in named_arrays(update.uplink).items()}
+        entries = {
+            key: np.asarray(item, order="C") for key, item in named_arrays(update.uplink).items()
+        }
         about = {"round": server_round, "exchange": exchange, "client": update.client_id}
         with replacing(self._file(server_round, exchange, update.client_id)) as partial:
             save_file(entries, partial, metadata={key: str(value) for key, value in about.items()})
@@ -98,7 +100,3 @@ class PayloadFiles:
     def _file(self, server_round: int, exchange: int, client_id: int) -> Path:
         name = f"exchange-{exchange}-client-{client_id:05d}.safetensors"
         return self.directory / f"round-{server_round:05d}" / name
-
-
-def _contiguous(item: NDArray[Any]) -> NDArray[Any]:
-    return np.ascontiguousarray(item).reshape(item.shape)

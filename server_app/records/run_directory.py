@@ -238,6 +238,12 @@ def mark_cleaned(path: Path) -> None:
     write_atomically(path / "config.json", json.dumps({**info, CLEANED: True}, indent=2) + "\n")
 
 
+def require_run(path: Path) -> None:
+    """Raise `ConfigError` unless there is a run in a directory."""
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"{path}: there is no run here (no config.json)")
+
+
 def is_in_use(path: Path) -> bool:
     """Say whether a process is at work on the run in this directory."""
     try:

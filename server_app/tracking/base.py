@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+
+from models.libraries import is_installed
 
 
 class Point(NamedTuple):
@@ -79,7 +80,7 @@ def missing_tracker(names: Sequence[str]) -> str | None:
     A tracker, its library and the extra that brings it have one name.
     """
     for name in names:
-        if find_spec(name) is None:
+        if not is_installed(name):
             return (
                 f"tracker = {name!r}: the library {name} is missing where the server runs; install "
                 f"the extra there: pip install 'wildflower[{name}]'"

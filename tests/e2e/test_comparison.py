@@ -18,38 +18,15 @@ import pytest
 import yaml
 
 from deploy.flower.processes import family
+from tests.held_models import held_models
 from tests.support import Outcome, run_federation
 
 REPOSITORY = Path(__file__).parents[2]
 SECONDS = 400
 
-HELD_MODELS = """
-import time
-from pathlib import Path
-
-from torch import nn
-
-HERE = Path(__file__).parent
-
-
-class Held(nn.Module):
-    def forward(self, images):
-        deadline = time.monotonic() + 400
-        hold, rounds = HERE / "hold", HERE / "out" / "two-fedre-seed0" / "rounds.csv"
-        while self.training and hold.exists() and time.monotonic() < deadline:
-            if not rounds.is_file() or len(rounds.read_text().splitlines()) < 3:
-                break
-            time.sleep(0.1)
-        return images
-
-
-def held(shape):
-    pixels = shape.channels * shape.image_size**2
-    body = nn.Sequential(Held(), nn.Flatten(), nn.Linear(pixels, 64), nn.ReLU())
-    body.raw_dim = 64
-    return body
-"""
-"""A model that, while there is a file `hold`, does not train in the third round of FedRE's run."""
+RECORDS = "out/two-fedre-seed0/rounds.csv"
+IN_ROUND_3 = f'any(len(p.read_text().splitlines()) > 2 for p in HERE.glob("{RECORDS}"))'
+"""Whether FedRE's run has recorded two rounds, below a header."""
 
 
 def start(path: Path, log: Path) -> subprocess.Popen[bytes]:
@@ -82,7 +59,9 @@ def in_one_process(directory: Path, config: dict[str, Any]) -> Outcome:
 @pytest.mark.e2e
 def test_an_interrupted_comparison_goes_on_and_then_skips_everything(tmp_path: Path) -> None:
     path, log, hold = tmp_path / "two.yaml", tmp_path / "log.txt", tmp_path / "hold"
-    (tmp_path / "held_models.py").write_text(HELD_MODELS)
+    (tmp_path / "held_models.py").write_text(
+        held_models(f'(HERE / "hold").exists() and {IN_ROUND_3}')
+    )
     hold.touch()
     path.write_text(
         yaml.safe_dump(

@@ -247,7 +247,7 @@ def test_unknown_and_missing_trackers_are_refused(
         RunConfig(tracker="tensorbord")
     with pytest.raises(ConfigError, match="each once"):
         RunConfig(tracker="mlflow, mlflow")
-    monkeypatch.setattr("server_app.tracking.base.find_spec", lambda name: None)
+    monkeypatch.setattr("server_app.tracking.base.is_installed", lambda name: False)
     with pytest.raises(ConfigError, match=r"pip install 'wildflower\[wandb\]'"):
         run_federation(tmp_path, 2, **QUICK, tracker="wandb")
     assert not list(tmp_path.iterdir())
