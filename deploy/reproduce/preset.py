@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.compare.fields import (
-    refuse_unknown,
-)
+from deploy.compare.fields import refuse_unknown
 from deploy.compare.plan import Plan, make_plan
 from strategies.base.method import method_names
 from strategies.base.options import ConfigError

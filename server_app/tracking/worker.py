@@ -122,10 +122,7 @@ class Worker:
                     tracker.finish(item.status, item.summary, item.files)
                     return
                 self._show(tracker, item)
-        except (
-            Exception,
-            SystemExit,
-        ) as error:  # a library may raise anything, and no run ends by its tracker
+        except (Exception, SystemExit) as error:  # whatever a library raises, the run goes on
             self._give_up(f"{type(error).__name__}: {error}")
 
     def _show(self, tracker: Tracker, points: list[Point]) -> None:
