@@ -11,13 +11,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from deploy.flower.processes import family
+from deploy.flower.processes import end_family, family
 from tests.held_models import held_models
 from tests.support import Outcome, run_federation
 
@@ -38,8 +39,19 @@ def start(path: Path, log: Path) -> subprocess.Popen[bytes]:
         )  # fmt: skip
 
 
+def mark(path: Path) -> str:
+    return f"WILDFLOWER_TEST={path}"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Iterator[Path]:
+    """Name the comparison's file; nothing that it started outlives the test, however it ends."""
+    yield tmp_path / "two.yaml"
+    end_family(mark(tmp_path / "two.yaml"), set())
+
+
 def left_behind(path: Path) -> set[str]:
-    members = family(f"WILDFLOWER_TEST={path}", set())
+    members = family(mark(path), set())
     return {f"{p}: {Path(f'/proc/{p.pid}/cmdline').read_bytes()!r}" for p in members}
 
 
@@ -57,8 +69,10 @@ def in_one_process(directory: Path, config: dict[str, Any]) -> Outcome:
 
 
 @pytest.mark.e2e
-def test_an_interrupted_comparison_goes_on_and_then_skips_everything(tmp_path: Path) -> None:
-    path, log, hold = tmp_path / "two.yaml", tmp_path / "log.txt", tmp_path / "hold"
+def test_an_interrupted_comparison_goes_on_and_then_skips_everything(
+    path: Path, tmp_path: Path
+) -> None:
+    log, hold = tmp_path / "log.txt", tmp_path / "hold"
     (tmp_path / "held_models.py").write_text(
         held_models(f'(HERE / "hold").exists() and {IN_ROUND_3}')
     )
