@@ -1,15 +1,43 @@
-"""Fixtures for all tests: one thread, and a cache of datasets shared within a session."""
+"""For all tests: one thread, a cache of datasets shared within a session, and their order.
+
+Tests of real Flower processes start a dozen of them each. Two at a time starve each other: Ray, for
+one, gives up a start that takes more than 30 s. So one worker of pytest-xdist has them all, one
+after the other and first of all, while the others have the rest.
+"""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 torch.set_num_threads(1)
+
+REAL_PROCESSES = "tests/e2e/"
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Take the tests of real processes for one scope, where tests are dealt out by scope."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class OneAtATime(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            if nodeid.startswith(REAL_PROCESSES):
+                return REAL_PROCESSES
+            return super()._split_scope(nodeid)
+
+    return OneAtATime(config, log) if config.getoption("dist") == "loadscope" else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the tests of real processes first in a worker's list: they take longest."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: not item.nodeid.startswith(REAL_PROCESSES))
 
 
 @pytest.fixture(scope="session", autouse=True)
