@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from flwr.app import Context, Message, RecordDict
 
 from client_app.evaluation import evaluate_client
@@ -27,6 +26,7 @@ from models import (
     tokeniser_fingerprint,
 )
 from models.build import proven
+from models.skeleton import skeleton
 from strategies.base.checked import LONGEST_TEXT
 from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.messages import (
@@ -80,7 +80,7 @@ def problem_reply(message: Message, context: Context, error: Exception) -> Messa
 
 def describe_client(context: ClientContext, method: Method) -> ClientInfo:
     """Describe a client; its model is built without weights, and one of its own is tried."""
-    with torch.device("meta"):
+    with skeleton():
         model = method.client().build(context).model
     try_own_model(context, method, model)
     data = context.data
@@ -222,9 +222,9 @@ class Session:
         path = self.store.newest_before(number)
         if path is None:
             return initial_state(self.half, self.context), 0
-        with torch.device("meta"), proven():
-            skeleton = self.half.build(self.context)
-        restored = self.store.load(path, skeleton)
+        with skeleton(), proven():
+            bare = self.half.build(self.context)
+        restored = self.store.load(path, bare)
         kept = self.store.load_kept(path, optimizers=self.context.run.keep_optimizer)
         self.context = replace(self.context, kept=kept)
         return restored

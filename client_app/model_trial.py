@@ -20,6 +20,7 @@ from strategies.base.client import ClientContext
 from strategies.base.method import Method
 from strategies.base.rng import derive_seed, isolated_torch_rng
 from strategies.base.state import fill_module, separate_entries
+from strategies.common.optimizers import keep_compiler_out, take_step
 
 STEPS = 3
 """A layer that is left out at random gets a gradient in one of so many steps, as good as surely."""
@@ -81,6 +82,7 @@ class Trial:
 
     def _train(self) -> None:
         named = {k: p for k, p in _own_part(self.model).named_parameters() if p.requires_grad}
+        keep_compiler_out()
         optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
         unreached = set(named)
         for _ in range(STEPS):
@@ -89,7 +91,7 @@ class Trial:
                 optimizer.zero_grad()
                 self.model(self._inputs(2)).float().square().mean().backward()
                 unreached -= {key for key, item in named.items() if item.grad is not None}
-                optimizer.step()
+                take_step(optimizer)
             if not unreached:
                 return
         raise self._error(

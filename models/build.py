@@ -21,6 +21,7 @@ from models.base import (
 )
 from models.mapping import build_mapping
 from models.registry import ModelInfo, list_models, model_info
+from models.skeleton import run_blank
 
 _TRIED: set[Hashable] = set()
 _PROVEN: ContextVar[bool] = ContextVar("_PROVEN", default=False)
@@ -28,11 +29,7 @@ _PROVEN: ContextVar[bool] = ContextVar("_PROVEN", default=False)
 
 @contextmanager
 def proven() -> Iterator[None]:
-    """Try no backbone inside: there are weights of it, so it has run before.
-
-    A trial of a skeleton takes 1.7 s of a core in a process without torch's compiler, which torch
-    then imports for nothing.
-    """
+    """Try no backbone inside: there are weights of it, so it has run before."""
     token = _PROVEN.set(True)
     try:
         yield
@@ -50,8 +47,8 @@ def build_model(
 ) -> SplitModel:
     """Build a model for a data set; the first time in a process, also try a forward pass.
 
-    To fill it with weights that exist already, build it under ``with torch.device("meta"):`` and
-    call ``load_state_dict(weights, assign=True)``: nothing is allocated or initialised.
+    To fill it with weights that exist already, build it under ``with skeleton():``, see
+    `models.skeleton`, and call ``load_state_dict(weights, assign=True)``.
 
     Parameters
     ----------
@@ -206,13 +203,12 @@ def try_backbone(
     trial = (info.factory, info.place, shape, maps)
     if trial in _TRIED or _PROVEN.get():
         return
-    inputs = _blank(shape, next(model.parameters()).device)  # the head always has some
     features: object = None
     model.eval()  # BatchNorm statistics stay untouched
     try:
-        with torch.no_grad():
-            raw = backbone(inputs)
-            features = backbone.maps(inputs) if maps else None
+        raw = run_blank(backbone, lambda device: _blank(shape, device))
+        if maps:
+            features = run_blank(backbone, lambda device: _blank(shape, device), "maps")
     except Exception as cause:  # a user's forward may raise anything
         raise ModelError(
             f"model {info.name!r} does not run on {shape}: {cause}; {_advice(info, shape)}"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 
-import torch
-
 from models.base import InputShape, ModelError, SplitModel, count_parameters
 from models.build import build_model
 from models.groups import GROUPS
 from models.libraries import is_installed
 from models.registry import list_models, model_info
+from models.skeleton import skeleton
 from models.task_model import TaskModel, build_task_model
 from models.timm_models import PREFIX, timm_names
 from models.tokens import text_shape_of
@@ -80,7 +79,7 @@ def _line(name: str) -> str:
         missing = f"{info.description} (not installed; pip install 'wildflower[{info.extra}]')"
         return _row(name, "", "", missing)
     try:
-        with torch.device("meta"):
+        with skeleton():
             model = _skeleton(name)
     except ModelError as error:
         return _row(name, "", "", str(error).rpartition("; ")[2])

@@ -121,7 +121,7 @@ def build_task_model(
     lora_rank: int = 16,
     seed: int | None = None,
 ) -> TaskModel:
-    """Build a client's model for its task; works under ``torch.device("meta")`` too.
+    """Build a client's model for its task; works in a `skeleton` too.
 
     Parameters
     ----------

@@ -38,6 +38,7 @@ from models.image_network import (
 )
 from models.libraries import is_installed, library
 from models.registry import ModelInfo, register_collection
+from models.skeleton import skeleton
 from models.weight_files import fill, read_safetensors
 
 PREFIX = "timm/"
@@ -256,7 +257,7 @@ def _size_that_works(name: str, size: int, channels: int) -> int | None:
 
 def _works(name: str, size: int, channels: int) -> bool:
     try:
-        with torch.device("meta"), torch.no_grad(), proven():
+        with skeleton(), torch.no_grad(), proven():
             net = _create(name, size, channels).eval()
             return tuple(net(torch.zeros(2, channels, size, size)).shape) == (
                 2,

@@ -41,6 +41,7 @@ from torch import Tensor
 
 from data import Split
 from models import SplitModel
+from models.skeleton import skeleton
 from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.method import Training, register
 from strategies.base.options import option
@@ -193,7 +194,7 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
         return ClientState(context.build_model(), self._small_model(context))
 
     def templates(self, context: ClientContext) -> Mapping[str, Template]:
-        with torch.device("meta"):
+        with skeleton():
             return {"theta": state_template(self._small_model(context).state_dict())}
 
     def receive(self, context: ClientContext, state: ClientState, downlink: Downlink) -> None:

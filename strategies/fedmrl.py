@@ -42,6 +42,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models import SplitModel
+from models.skeleton import skeleton
 from models.small import SMALL_MODELS, SMALL_TEXT_MODEL
 from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.messages import ClientInfo
@@ -177,7 +178,7 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
 
     def templates(self, context: ClientContext) -> Mapping[str, Template]:
         config = context.config
-        with torch.device("meta"):
+        with skeleton():
             small = small_model(context.run, context.shape, config.d1)
         return {"theta": state_template(exchanged(small, config.small_head))}
 

@@ -28,11 +28,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from models import SplitModel
+from models.skeleton import skeleton
 from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.method import Training, register
 from strategies.base.options import option
@@ -103,7 +103,7 @@ class Client(ClientHalf[ClientState, Downlink, Uplink]):
         return ClientState(context.build_model(), self._small_model(context))
 
     def templates(self, context: ClientContext) -> Mapping[str, Template]:
-        with torch.device("meta"):
+        with skeleton():
             return {"theta": state_template(self._small_model(context).state_dict())}
 
     def receive(self, context: ClientContext, state: ClientState, downlink: Downlink) -> None:

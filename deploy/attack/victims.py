@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from flwr.app import Context, RecordDict
 from numpy.typing import NDArray
 
@@ -16,6 +15,7 @@ from client_app.state_store import StateStore, state_directory
 from models import SplitModel
 from models.build import proven
 from models.own_code import searching
+from models.skeleton import skeleton
 from server_app.records.payload_files import DIRECTORY, PayloadFiles
 from server_app.records.run_directory import require_run
 from server_app.records.run_reader import RunRecords, read_run
@@ -133,7 +133,7 @@ class Scene:
                 f"({path}); attack the last round, or run with a larger keep-checkpoints"
             )
         half = context.run.chosen_method.client()
-        with torch.device("meta"), proven():
-            skeleton = half.build(context)
+        with skeleton(), proven():
+            bare = half.build(context)
         about = {"method": context.run.method, "model": context.model_name}
-        return StateStore(folder, about).load(path, skeleton)[0]
+        return StateStore(folder, about).load(path, bare)[0]

@@ -145,7 +145,7 @@ class ClientHalf(ABC, Generic[S, D, U]):
     def templates(self, context: ClientContext) -> Mapping[str, Template]:
         """Return the expected entries of the downlink's `arrays` fields.
 
-        Modules that are only needed for their shapes are built under `torch.device("meta")`.
+        Modules that are only needed for their shapes are built in a `skeleton`.
         """
         return {}
 

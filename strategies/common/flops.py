@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from strategies.base.client import ClientContext
 from strategies.base.files import replacing
+from strategies.common.optimizers import decline_compiler
 
 T = TypeVar("T")
 
@@ -72,9 +73,7 @@ class StepFlops:
         """Count what runs inside the block, a step on `examples` examples, if that is new."""
         counter: Any = nullcontext()
         if self._key not in _PER_EXAMPLE:
-            from torch.utils.flop_counter import FlopCounterMode
-
-            counter = FlopCounterMode(display=False)
+            counter = _new_counter()
         with counter:
             yield
         if self._key not in _PER_EXAMPLE:
@@ -87,9 +86,7 @@ class StepFlops:
         def counted() -> T:
             if self._key in _PER_EXAMPLE:
                 return hook()
-            from torch.utils.flop_counter import FlopCounterMode
-
-            with FlopCounterMode(display=False) as counter:
+            with _new_counter() as counter:
                 result = hook()
             self._apart = float(counter.get_total_flops())
             return result
@@ -100,3 +97,13 @@ class StepFlops:
         """Return the operations of so many steps on so many examples; 0 if there was none."""
         per_example = _PER_EXAMPLE.get(self._key, 0.0)
         return per_example * examples + _PER_STEP.get(self._key, 0.0) * steps
+
+
+def _new_counter() -> Any:
+    """Make torch's counter, by which no compiler is imported."""
+    from torch.utils import flop_counter
+
+    mode = getattr(flop_counter, "_FlopCounterMode", None)
+    if mode is not None:
+        decline_compiler(mode.__torch_dispatch__)
+    return flop_counter.FlopCounterMode(display=False)

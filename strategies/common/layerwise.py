@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from models import SplitModel
+from models.skeleton import skeleton
 from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.options import option
 from strategies.base.payload import Template, arrays
@@ -159,7 +160,7 @@ class LayerwiseClient(ClientHalf[S, D, U], Generic[S, D, U]):
 
 def bare_model(context: ClientContext) -> SplitModel:
     """Return the client's architecture without weights, on the meta device."""
-    with torch.device("meta"):
+    with skeleton():
         return context.build_model(context.config.mapping)
 
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from models import InputShape, SplitModel, TextShape, build_model
+from models.skeleton import skeleton
 from strategies.base.messages import ClientInfo, ClientUpdate
 from strategies.base.options import AUTO
 from strategies.base.payload import Template
@@ -197,7 +197,7 @@ def layout_for(context: ServerContext, model: str) -> Layout:
 def _layout(
     model: str, shape: InputShape | TextShape, width: int, mapping: str, buffers: str
 ) -> Layout:
-    with torch.device("meta"):
+    with skeleton():
         return layout_of(build_model(model, shape, width, mapping), buffers)
 
 

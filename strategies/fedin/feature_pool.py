@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from models import InputShape, ModelError, build_model
+from models.skeleton import skeleton
 from strategies.base.messages import ClientInfo, ClientUpdate
 from strategies.base.options import AUTO
 from strategies.base.payload import PayloadError
@@ -144,7 +145,7 @@ def shape_for(context: ServerContext, model: str) -> FeatureShape:
 
 @lru_cache(maxsize=256)
 def _shape(model: str, images: InputShape, width: int, mapping: str) -> FeatureShape:
-    with torch.device("meta"):
+    with skeleton():
         return feature_shape(build_model(model, images, width, mapping), images)
 
 
