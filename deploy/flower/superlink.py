@@ -32,6 +32,8 @@ from deploy.flower.text import log_text
 
 MARK = "WILDFLOWER_FLOWER_SIMULATION"
 """Environment variable that every process of one `FlowerSimulation` carries."""
+RUNS_FIRST = ("flwr-simulation",)
+"""What ends before all else: a run, lest it takes the end of Ray's workers for failed clients."""
 
 
 class PrivateSuperLink(FlowerClient):
@@ -103,9 +105,9 @@ class PrivateSuperLink(FlowerClient):
         with uninterrupted():
             self.processes()
             superlink, self._superlink = self._superlink, None
+            end_family(self._variable, self._known, first=RUNS_FIRST)
             if superlink is not None:
-                end_child(superlink, seconds=5.0)
-            end_family(self._variable, self._known)
+                end_child(superlink)
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _start_superlink(self) -> None:

@@ -15,6 +15,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from server_app.records.round_result import REFUSED
+from server_app.rounds import process_end
 from server_app.rounds.in_process import InProcessGrid
 from server_app.rounds.reply_limit import TOO_LARGE, ReplyLimit
 from strategies.base.messages import count_bytes
@@ -102,6 +103,7 @@ class Transport:
         self.grid = grid
         self._limit = limit if limit is not None and limit.applies else None
         self._longest = LONGEST_SIMULATED_POLL if is_simulation(grid) else LONGEST_POLL
+        process_end.listen()
         self._out: dict[str, Sent] = {}
         self._arrived: deque[Answer] = deque()
 
@@ -167,7 +169,9 @@ class Transport:
     def _poll(self) -> None:
         if not self._out:
             return
-        for message in self.grid.pull_messages(list(self._out)):
+        messages = list(self.grid.pull_messages(list(self._out)))
+        process_end.stop_if_told()
+        for message in messages:
             sent = self._out.pop(message.metadata.reply_to_message_id, None)
             if sent is None:
                 continue  # answered twice, or given up on

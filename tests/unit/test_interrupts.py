@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Message
+from flwr.app import Error, Message
+from flwr.supercore.exit import exit_handler
 from flwr.supercore.run import RunNotRunningException
 
 import server_app.rounds.in_process
 from deploy.cli import main
 from server_app.records.run_directory import early_end
+from server_app.rounds import process_end
 from server_app.rounds.in_process import InProcessGrid
 from strategies.base.messages import CONTROL
 from strategies.base.options import ConfigError
@@ -41,6 +44,18 @@ class CtrlC(Stopped):
 
     def stop(self) -> None:
         signal.raise_signal(signal.SIGINT)
+
+
+class ToldToEnd(Stopped):
+    """Flower's main thread ends the process and takes the workers down under the ServerApp."""
+
+    def stop(self) -> None:
+        exit_handler.trigger_exit_handlers(run_before_force_exit=False)
+
+    def _answer(self, message: Message) -> Message:
+        if process_end._TOLD.is_set():
+            return Message(Error(3, "the worker died"), reply_to=message)
+        return super()._answer(message)
 
 
 class Broken(Stopped):
@@ -74,6 +89,24 @@ def test_a_stopped_run_is_interrupted_and_goes_on(
     assert "This run was interrupted" in left.text("report.html")
     resumed = run_federation(tmp_path / "cut", 3, num_rounds=3, resume="run")
     assert (resumed.config["status"], resumed.config.get("reason")) == ("completed", None)
+    whole = run_federation(tmp_path / "whole", 3, num_rounds=3)
+    assert resumed.text("metrics.csv") == whole.text("metrics.csv")
+
+
+def test_clients_that_end_with_the_process_are_no_failures_of_a_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(process_end, "_TOLD", threading.Event())
+        patch.setattr(process_end, "_LISTENS", threading.Lock())
+        patch.setattr(exit_handler, "registered_exit_handlers", [])
+        with pytest.raises(SystemExit):
+            run_federation(tmp_path / "cut", 3, num_rounds=3, grid_class=ToldToEnd)
+    left = Outcome(tmp_path / "cut" / "run")
+    assert left.config["status"] == "interrupted"
+    assert [row["round"] for row in left.rows("rounds")] == ["1", "2"]
+    assert left.rows("failures") == []
+    resumed = run_federation(tmp_path / "cut", 3, num_rounds=3, resume="run")
     whole = run_federation(tmp_path / "whole", 3, num_rounds=3)
     assert resumed.text("metrics.csv") == whole.text("metrics.csv")
 
