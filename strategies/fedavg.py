@@ -21,18 +21,15 @@ from __future__ import annotations
 
 import dataclasses
 
-from strategies.base.client import ClientContext
 from strategies.base.method import Training, register
 from strategies.common.layerwise import (
-    LayerwiseClient,
+    CrossEntropyClient,
     LayerwiseConfig,
     WeightsClientState,
     WeightsPayload,
     WeightsServerState,
 )
 from strategies.common.layerwise_server import LayerwiseServer
-from strategies.common.losses import cross_entropy_of
-from strategies.common.training import train_epochs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,14 +44,8 @@ ClientState = WeightsClientState
 ServerState = WeightsServerState
 
 
-class Client(LayerwiseClient[ClientState, Downlink, Uplink]):
+class Client(CrossEntropyClient[ClientState, Downlink, Uplink]):
     """Client half: cross entropy on the local data, from the received weights."""
-
-    def train(
-        self, context: ClientContext, state: ClientState, downlink: Downlink
-    ) -> tuple[Uplink, dict[str, float]]:
-        metrics = train_epochs(context, [state.model], cross_entropy_of(state.model))
-        return Uplink(**self.outgoing(context, state)), metrics
 
 
 class Server(LayerwiseServer[ServerState]):

@@ -47,22 +47,19 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from strategies.base.client import ClientContext
 from strategies.base.messages import ClientUpdate
 from strategies.base.method import Training, register
 from strategies.base.options import option
 from strategies.base.server import ServerContext
 from strategies.common.layerwise import (
-    LayerwiseClient,
+    CrossEntropyClient,
     LayerwiseConfig,
     WeightsClientState,
     WeightsPayload,
     WeightsServerState,
 )
 from strategies.common.layerwise_server import LayerwiseServer, layout_for
-from strategies.common.losses import cross_entropy_of
 from strategies.common.robust import mean_over_clients
-from strategies.common.training import train_epochs
 from strategies.common.weights import RunningMean, state_views
 
 _BLOCK = re.compile(r"((?:.+\.)?layer\d+)\.(\d+)\.(.+)")
@@ -183,14 +180,8 @@ def own_names(context: ServerContext, model: str) -> frozenset[str]:
     )
 
 
-class Client(LayerwiseClient[ClientState, Downlink, Uplink]):
+class Client(CrossEntropyClient[ClientState, Downlink, Uplink]):
     """Client half: cross entropy on the local data, from the group's weights."""
-
-    def train(
-        self, context: ClientContext, state: ClientState, downlink: Downlink
-    ) -> tuple[Uplink, dict[str, float]]:
-        metrics = train_epochs(context, [state.model], cross_entropy_of(state.model))
-        return Uplink(**self.outgoing(context, state)), metrics
 
 
 class Server(LayerwiseServer[ServerState]):

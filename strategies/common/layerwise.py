@@ -27,6 +27,8 @@ from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.options import option
 from strategies.base.payload import Template, arrays
 from strategies.base.state import Transient, fill_module
+from strategies.common.losses import cross_entropy_of
+from strategies.common.training import train_epochs
 from strategies.common.weights import state_template, state_views
 
 
@@ -156,6 +158,16 @@ class LayerwiseClient(ClientHalf[S, D, U], Generic[S, D, U]):
             state.buffers = {name: item.clone() for name, item in buffers.items()}
             buffers = {}
         return {"weights": state_views(parameters), "buffers": state_views(buffers)}
+
+
+class CrossEntropyClient(LayerwiseClient[S, D, U], Generic[S, D, U]):
+    """A client half that trains the received model with cross entropy and sends its weights."""
+
+    def train(self, context: ClientContext, state: S, downlink: D) -> tuple[U, dict[str, float]]:
+        """Train on the local data; the uplink is the method's, of weights and buffers alone."""
+        metrics = train_epochs(context, [state.model], cross_entropy_of(state.model))
+        sent: U = context.run.chosen_method.uplink(**self.outgoing(context, state))
+        return sent, metrics
 
 
 def bare_model(context: ClientContext) -> SplitModel:

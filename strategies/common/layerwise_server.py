@@ -123,12 +123,18 @@ class LayerwiseServer(ServerHalf[T, Any], Generic[T]):
 
     def average(self, context: ServerContext, state: T, updates: Iterable[ClientUpdate]) -> None:
         """Aggregate the round's weights into the state; what nobody sent stays as it is."""
+        state.weights |= self.means(context, state, updates)
+
+    def means(
+        self, context: ServerContext, state: T, updates: Iterable[ClientUpdate]
+    ) -> dict[str, Tensor]:
+        """Return the mean of every entry that somebody sent, by the server's keys."""
         mean = mean_over_clients(context.run, state.weights)
         weighted = self.weighted(context, state)
         for update in updates:
             received = self.received(context, state, update)
             mean.add(received, update.num_examples if weighted else 1)
-        state.weights |= mean.means()
+        return mean.means()
 
     def received(
         self, context: ServerContext, state: T, update: ClientUpdate
