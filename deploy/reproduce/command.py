@@ -24,7 +24,7 @@ from deploy.reproduce.estimate import WHAT, distinct_steps, in_words, measure, r
 from deploy.reproduce.listing import texts
 from deploy.reproduce.needs import missing_data, where
 from deploy.reproduce.page import markdown, write_pages
-from deploy.reproduce.preset import SCALES, Preset
+from deploy.reproduce.preset import SCALES, Preset, why_absent
 from deploy.reproduce.preset_file import find_preset
 from deploy.reproduce.result import result_of
 from server_app.console import say
@@ -162,7 +162,7 @@ def _dry_run(
     for run in plan.runs:
         say(f"{run.name}: {states[run.name]}")
     for name in preset.absent:
-        say(f"{name}: not run: Wildflower has no such method")
+        say(f"{name}: not run: {why_absent(name)}")
     for found in preset.measured:
         for label, value in found.seconds.items():
             say(f"{label}: {value:g} s a round on {found.machine}: {found.command}")

@@ -157,7 +157,7 @@ class Preset:
         for label in wanted:
             if label in self.absent:
                 raise ConfigError(
-                    f"{label}: {self.source.table} has it, but Wildflower has no such method; "
+                    f"{label}: {self.source.table} has it, but {why_absent(label)}; "
                     f"{self.name} runs {', '.join(self.labels)}"
                 )
         refuse_unknown(f"method of {self.name}", wanted, self.labels)
@@ -169,6 +169,8 @@ def label_of(item: Any) -> str:
     return item if isinstance(item, str) else str(item.get("label", item.get("name")))
 
 
-def registered_meanwhile(preset: Preset) -> list[str]:
-    """Return those of `not-registered` that Wildflower has by now."""
-    return [name for name in preset.absent if name in method_names()]
+def why_absent(method: str) -> str:
+    """Say why a preset does not run a method that its table has."""
+    if method in method_names():
+        return "the preset has no setting for it yet"
+    return "Wildflower has no such method"

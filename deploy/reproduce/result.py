@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from deploy.compare.cells import NOT_RUN, Spread
 from deploy.compare.plan import Plan
 from deploy.compare.results import Row
-from deploy.reproduce.preset import Preset, Published, registered_meanwhile
+from deploy.reproduce.preset import Preset, Published, why_absent
 from deploy.reproduce.quantities import Quantity, quantity
 
 NO_CELL = "not in the text"
@@ -91,10 +91,8 @@ def _lines(
 
 
 def _why_not(preset: Preset, label: str, row: Row | None) -> str:
-    if label in registered_meanwhile(preset):
-        return f"{NOT_RUN}: there is a method {label} by now; move it to methods in the preset"
     if label in preset.absent:
-        return f"{NOT_RUN}: Wildflower has no {label}"
+        return f"{NOT_RUN}: {why_absent(label)}"
     return f"{NOT_RUN}: not asked for" if row is None else NOT_RUN
 
 

@@ -27,7 +27,7 @@ from tests.unit.test_compare import write_run
 MINIMAL = """\
 clients = 4
 methods = ["local", "fedre"]
-not-registered = ["heterofl"]
+not-registered = ["fedy", "moon"]
 claims = ["better <everywhere>"]
 
 [paper]
@@ -43,7 +43,7 @@ num-rounds = 3
 best = [80.0, 1.5]
 uplink-a-round = 2048
 
-[expected.heterofl]
+[expected.fedy]
 best = 70
 
 [scale.cpu]
@@ -122,7 +122,8 @@ def test_every_cell_has_a_line(tmp_path: Path) -> None:
         ("local", "not run", ""),
         ("fedre", "82.50", "+2.50"),
         ("fedre", "2,048", "+0"),
-        ("heterofl", "not run: Wildflower has no heterofl", ""),
+        ("fedy", "not run: Wildflower has no such method", ""),
+        ("moon", "not run: the preset has no setting for it yet", ""),
     ]
     assert lines[1]["paper"] == "80.00 ± 1.50"
     assert lines[1]["spread over seeds"] == "1.00"
@@ -235,7 +236,7 @@ def test_a_step_is_measured() -> None:
         (["fedre-nothing-at-all"], "there are fedre-communication-cifar100-practical, "),
         (["fedmrl-homo-k10-classes2"], "it is a run-config for `flwr run --run-config`"),
         (["fedre-toy"], "cannot be run here: the text does not say what the synthetic data are"),
-        (["fedin-table-2", "--methods", "heterofl"], "Wildflower has no such method"),
+        (["fedmuscle-table-1-setup1-voc", "--methods", "sage"], "Wildflower has no such method"),
         (["fedin-table-2", "--methods", "fedinn"], "did you mean fedin?"),
         (["fedin-table-2", "--scale", "cpu"], "the preset states no scale 'cpu'"),
         (["fedin-table-2", "--seeds", "a"], "--seeds = 'a': expected whole numbers"),
@@ -255,7 +256,7 @@ def test_a_wrong_command_says_what_is_wrong(
     [
         ("claims", "claim", "'claim': unknown key; did you mean claims?"),
         ("best = 70", "bets = 70", "'bets' is no quantity; did you mean best?"),
-        ("best = 70", 'best = "70"', "expected.heterofl.best = '70': expected a number"),
+        ("best = 70", 'best = "70"', "expected.fedy.best = '70': expected a number"),
         ("[expected.fedre]", "[expected.fedra]", "unknown method in expected; did you mean fedre?"),
         ("clients = 4", "", "missing: clients"),
         ('methods = ["local", "fedre"]', "", "give methods, or not-built"),
