@@ -34,7 +34,8 @@ The rules, which `tests/contract/test_models.py` checks for every registered mod
   torch's ``meta`` device before it loads the weights;
 - the forward pass uses every parameter;
 - buffers are persistent, so that the ``state_dict`` is the whole model;
-- subclass `SplittableBackbone` (``stem``, ``body``) to let FedIN cut the model;
+- subclass `SplittableBackbone` (``stem``, ``body``) to let FedIN cut the model, `ChannelBackbone`
+  to let parts of its width be cut;
 - a method ``maps``, images to ``(N, raw_dim, h, w)`` whose mean over h and w is ``forward``, lets
   the model segment.
 
@@ -62,6 +63,7 @@ from models import (  # noqa: F401  (they register)
 )
 from models.base import (
     Backbone,
+    ChannelBackbone,
     InputShape,
     ModelError,
     SplitModel,
@@ -88,6 +90,7 @@ __all__ = [
     "GROUPS",
     "MAPPINGS",
     "Backbone",
+    "ChannelBackbone",
     "InputShape",
     "ModelError",
     "ModelInfo",

@@ -116,6 +116,15 @@ class SplittableBackbone(Backbone):
         return self.body(self.stem(x))
 
 
+class ChannelBackbone(SplittableBackbone):
+    """A backbone of which narrower parts can be cut, see `models.channels`.
+
+    All its weights belong to ungrouped convolutions, BatchNorm and linear layers. Only the layer
+    that `modules` gives first reads images, and only convolutions come before a linear layer that
+    reads flattened maps.
+    """
+
+
 class SplitModel(nn.Module):
     """A client's whole model: private backbone and mapping, and a head of the common shape.
 

@@ -10,7 +10,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from models.base import InputShape, ModelError, SplittableBackbone
+from models.base import ChannelBackbone, InputShape, ModelError
 from models.registry import register_model
 
 _KERNEL = 5
@@ -18,7 +18,7 @@ _STEM = 3  # layers of `conv` up to the first pooling
 _SMALLEST_IMAGE = 16  # leaves one pixel after two rounds of 5x5 convolution and halving
 
 
-class ConvNet(SplittableBackbone):
+class ConvNet(ChannelBackbone):
     """Two 5x5 convolutions without padding, each with ReLU and 2x2 max pooling, then linear layers.
 
     FedIN's cut is after the first convolution's pooling: CNN-1 to CNN-5 have that stem in common.

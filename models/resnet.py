@@ -13,7 +13,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from models.base import InputShape, SplittableBackbone
+from models.base import ChannelBackbone, InputShape
 from models.registry import register_model
 
 
@@ -96,7 +96,7 @@ Depths = tuple[int, int, int, int]
 """Blocks in each of the four stages."""
 
 
-class ResNet(SplittableBackbone):
+class ResNet(ChannelBackbone):
     """Residual network: stem of stride 4, four stages, global average pooling.
 
     Parameters
