@@ -108,6 +108,7 @@ def describe_client(context: ClientContext, method: Method) -> ClientInfo:
         metric=data.metric,
         public_hash=PublicInputs(context).fingerprint if method.public_data else "",
         data_notes=_notes(context, method),
+        rate=context.rate or 0.0,
         **reading,
     )
 

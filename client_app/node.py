@@ -32,7 +32,7 @@ from strategies.base.run_config import DEVICE, NAME, RunConfig
 NODE_KEYS = (
     "partition-id", "num-partitions", "client-id", "data-dir", "dataset", "model", "device",
     "threads", "state-dir", "task", "public-dir", "code-dir", "share-class-counts",
-    "allow-custom-models",
+    "allow-custom-models", "rate",
 )  # fmt: skip
 """Node-config keys that Wildflower reads."""
 
@@ -81,6 +81,7 @@ def client_context(context: Context, server_round: int, exchange: int = 1) -> Cl
         public_dir=str(node.get("public-dir", run.data_dir)),
         shares=_shares(run, node),
         shares_class_counts=_shares_class_counts(run, node),
+        rate=_rate(node),
     )
 
 
@@ -261,6 +262,16 @@ def _count(node: Mapping[str, object], key: str, default: int | None, minimum: i
     if type(value) is not int or value < minimum:
         raise ConfigError(f"{key} = {value!r} in node-config: expected an integer >= {minimum}")
     return value
+
+
+def _rate(node: Mapping[str, object]) -> float | None:
+    """Return how much of a shared network this node trains, if it says so."""
+    value = node.get("rate")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise ConfigError(f"rate = {value!r} in node-config: expected a number above 0, at most 1")
+    return float(value)
 
 
 def _device(name: str) -> torch.device:

@@ -17,9 +17,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from deploy.contract.runs import Candidate
 from deploy.flower.simulation import FlowerSimulation
 from strategies.base.method import method_names
-from tests.support import SMALL, run_federation
+from tests.support import SMALL
 
 ROOT = Path(__file__).parents[1]
 FILES = ("metrics.csv", "traffic.csv", "summary.json")
@@ -56,7 +57,7 @@ def record(directory: Path) -> None:
         os.environ["WILDFLOWER_CACHE"] = str(runs / "cache")
         for method in method_names():
             print(f"in process: {method}", flush=True)
-            done = run_federation(runs / method, 3, method=method, **IN_PROCESS)
+            done = Candidate(method).run(runs / method, 3, **IN_PROCESS)
             _keep(done.path, directory / "in-process" / method)
         with FlowerSimulation(environment={"WILDFLOWER_CACHE": str(runs / "cache")}) as flower:
             for name, changed in THROUGH_RAY.items():

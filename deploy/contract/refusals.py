@@ -76,7 +76,9 @@ def damaged_uplinks_are_refused(tested: Candidate, directory: Path, *, seed: int
     """Fifty damaged uplinks are refused, each by name, and leave nothing behind."""
     answers: dict[str, RecordDict] = {}
     grid = type("Grid", (Recorded,), {"answers": answers})
-    alone = tested.run(directory / "alone", 1, grid_class=grid, **SETTINGS)
+    # Who answers as another has to have the same part of a common network: the whole of it.
+    nodes = {0: {"partition-id": 0, "num-partitions": 1, "rate": 1.0}}
+    alone = tested.run(directory / "alone", 1, grid_class=grid, nodes=nodes, **SETTINGS)
     named: dict[int, str] = {}
     app = replaying(tested, answers, named, seed)
     run = tested.run(directory / "among", 1 + DAMAGED, app=app, **SETTINGS)

@@ -24,6 +24,15 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+WIDE: dict[str, Any] = {"models": "*=resnet10", "subset": 0.05}
+"""Where clients have parts of one network: its names and shapes are little beside a part of it."""
+
+
+def settings_for(tested: Candidate) -> dict[str, Any]:
+    """Return the settings of a method's plain run."""
+    return {**SETTINGS, **(WIDE if tested.method.one_network else {})}
+
+
 def halves_are_declared(tested: Candidate, directory: Path) -> None:
     """Payloads declare every field's shape, and both halves can be made."""
     method = tested.method
@@ -147,7 +156,7 @@ def plain_run(tested: Candidate, directory: Path) -> Plain:
                 keep("uplink", client, reply)
             return reply
 
-    run = tested.run(directory, 3, grid_class=Tapped, **SETTINGS)
+    run = tested.run(directory, 3, grid_class=Tapped, **settings_for(tested))
     no_failures(run)
     trained = {row["client"] for row in run.metrics(phase="train")}
     expect(trained == {"0", "1", "2"}, f"clients {sorted(trained)} of 3 report training")
@@ -159,10 +168,10 @@ def same_seed_same_numbers(plain: Plain, directory: Path) -> None:
 
     In the second, as on real devices, all messages of a round are made before any is answered.
     """
-    run = plain.tested.run
-    other = run(directory / "other", 3, seed=1, num_rounds=1, **SETTINGS)
+    run, settings = plain.tested.run, settings_for(plain.tested)
+    other = run(directory / "other", 3, seed=1, num_rounds=1, **settings)
     with mock.patch("server_app.rounds.exchange.window_of", return_value=None):
-        again = run(directory / "again", 3, **SETTINGS)
+        again = run(directory / "again", 3, **settings)
     for name in ("metrics", "traffic"):
         same_rows(plain.run, again, name, "two runs of one seed")
     losses = [

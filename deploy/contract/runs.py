@@ -15,6 +15,7 @@ from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 
 from client_app.app import app as client_app
+from models import resolve_models
 from models.own_code import searching
 from server_app.app import app as server_app
 from server_app.rounds.in_process import InProcessGrid
@@ -38,6 +39,10 @@ TINY: dict[str, Any] = {
     "models": "cnn5, cnn4, resnet10-w4",
 }
 """Settings for what is about states and not about learning: few, small images."""
+
+
+ONE_NETWORK = "*=resnet10-w4"
+"""What takes the place of unlike models where clients have parts of one: it has BatchNorm."""
 
 
 class NotKept(AssertionError):  # noqa: N818 - not an error of the program
@@ -140,4 +145,11 @@ class Candidate:
 
     def run(self, directory: Path, clients: int, **config: Any) -> Outcome:
         """Run a federation with it; its own keys count before those of the check."""
+        config |= models_for(self.method, str(config.get("models", SMALL["models"])))
         return run_federation(directory, clients, **{**config, "method": self.name, **self.config})
+
+
+def models_for(method: Method, models: str = SMALL["models"]) -> dict[str, str]:
+    """Return `models` with one network where that is what the method needs."""
+    unlike = len(set(resolve_models(models))) > 1
+    return {"models": ONE_NETWORK if method.one_network and unlike else models}

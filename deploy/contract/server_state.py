@@ -35,7 +35,8 @@ def server_of(plain: Plain) -> MethodServer:
             if field.type == "list[int]":
                 values[field.name] = [int(v) for v in text.split()]
             else:
-                values[field.name] = int(text) if field.type == "int" else text
+                read = {"int": int, "float": float}.get(str(field.type), str)
+                values[field.name] = read(text)
         infos.append(ClientInfo.from_record(values))
     server.admit(infos)
     server.begin()

@@ -48,6 +48,8 @@ PER_METHOD: dict[str, dict[str, Any]] = {
     # Less work on the server, where it takes long; that changes no payload.
     "fedgen": {"fedgen.server-steps": 1},
     "fedtgp": {"fedtgp.server-epochs": 1},
+    # Exits stand between a ResNet's stages.
+    "scalefl": {"models": "*=resnet10"},
     # One contrastive step; `--muscle` has a table of its own.
     "fedmuscle": {"fedmuscle.steps": 1, "public-size": 320},
     "fedhenn": {"fedhenn.items": 320, "fedhenn.step-items": 32, "public-size": 320},

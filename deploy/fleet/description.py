@@ -140,6 +140,9 @@ class Device:
     allowed_apps, trusted_entities : str
         Files on it with the hashes of the apps that it runs, and with the public keys of those
         whose apps it runs, as Flower's option of that name takes them; empty: any app.
+    rate : float or None
+        How much it trains of the network that all clients share, for methods that have one; None:
+        the run decides.
     """
 
     client_id: int = dataclasses.field(metadata={"rule": Rule(kind=int, minimum=0)})
@@ -163,6 +166,9 @@ class Device:
     allow_custom_models: bool = option(False)
     allowed_apps: str = option("", hint="an absolute path, or one that starts with ~")
     trusted_entities: str = option("", hint="an absolute path, or one that starts with ~")
+    rate: float | None = dataclasses.field(
+        default=None, metadata={"rule": Rule(kind=float, above=0, maximum=1)}
+    )
     num_partitions: int | None = None
 
     @property
@@ -201,6 +207,7 @@ class Device:
             "code-dir": self.code_dir,
             "share-class-counts": self.share_class_counts,
             "allow-custom-models": self.allow_custom_models or None,
+            "rate": self.rate,
         }
         given = {key: value for key, value in values.items() if value not in (None, "")}
         for key, value in given.items():

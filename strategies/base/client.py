@@ -60,6 +60,9 @@ class ClientContext:
         How a simulation's clients share data; None on a device with data of its own.
     shares_class_counts : bool
         Whether the server is told how many examples of each class the client has.
+    rate : float, optional
+        How much of the one network that all clients share this device trains, by its node-config;
+        None where the run decides.
     kept : Kept
         What the framework keeps of this client between messages.
     """
@@ -75,6 +78,7 @@ class ClientContext:
     public_dir: str = ""
     shares: Shares | None = None
     shares_class_counts: bool = False
+    rate: float | None = None
     kept: Kept = dataclasses.field(default_factory=Kept)
 
     @property

@@ -142,6 +142,9 @@ class ClientInfo(Checked):
         What its own files were read as and what was left out; empty for a published data set.
     machine : str
         On a device: its version of Wildflower, free disk and free memory.
+    rate : float
+        How much of the one network that all clients share it trains, by its own node-config; 0
+        where the run decides.
     """
 
     wording: ClassVar[str] = "client information: {} ="
@@ -171,6 +174,7 @@ class ClientInfo(Checked):
     tokeniser: str = text(default="")
     data_notes: str = text(default="")
     machine: str = text(default="")
+    rate: float = real(most=1.0, default=0.0)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any] | None) -> Self:

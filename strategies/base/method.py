@@ -73,6 +73,8 @@ class Method:
         can be set.
     reads : tuple of str
         What the clients' examples may be where all learn from one data set: "image", "text".
+    one_network : bool
+        Whether the clients' models are parts of one network, the only one that `models` names.
     public_data : bool
         Whether all clients need the public data (`public-dataset`); checked at the registration.
     """
@@ -90,6 +92,7 @@ class Method:
     evaluated_model: str = "personal"
     any_task: bool = False
     public_data: bool = False
+    one_network: bool = False
     shares_reader: bool = False
     averages: bool = False
     refuses: Callable[[Any], str | None] | None = None

@@ -15,6 +15,7 @@ OWN: dict[str, dict[str, Any]] = {
     # What these do in a round depends on how many rounds there are, which differs in the halves.
     "cofed": {"cofed__exchange_round": 2},
     "fedkd": {"fedkd__energy_end": 0.95},
+    "scalefl": {"scalefl__distil_from": 2},
 }
 
 

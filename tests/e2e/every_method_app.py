@@ -14,10 +14,11 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from client_app.app import app as client_app
+from deploy.contract.runs import models_for
 from server_app.app import app as server_app
 from server_app.console import say
 from strategies.base.messages import CONTROL
-from strategies.base.method import method_names
+from strategies.base.method import get_method, method_names
 
 HEADING = "method in turn: "
 """Begins the line of the log before a method's own."""
@@ -28,12 +29,13 @@ client = ClientApp()
 
 def with_method(context: Context, name: str) -> Context:
     """Return a context whose run-config asks for one method, in a run of that name."""
+    models = models_for(get_method(name), str(context.run_config["models"]))
     return Context(
         run_id=context.run_id,
         node_id=context.node_id,
         node_config=context.node_config,
         state=context.state,
-        run_config={**context.run_config, "method": name, "run-name": name},
+        run_config={**context.run_config, **models, "method": name, "run-name": name},
     )
 
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from deploy.contract.runs import Candidate
 from deploy.flower.simulation import FlowerRun, FlowerSimulation
 from deploy.flower.text import toml_lines
 from strategies.base.method import method_names
 from tests.e2e.conftest import LIMIT, ROOT
 from tests.e2e.every_method_app import HEADING
-from tests.support import SMALL, Outcome, run_federation
+from tests.support import SMALL, Outcome
 
 pytestmark = pytest.mark.e2e
 
@@ -87,6 +88,6 @@ def test_flwr_run_equals_the_same_process(method: str, turns: Turns, tmp_path: P
     assert "1 of 3 clients" in log, log
     through_ray = Outcome(turns.directory / method)
     assert through_ray.config["status"] == "completed", log
-    here = run_federation(tmp_path, 3, method=method, **CONFIG)
+    here = Candidate(method).run(tmp_path, 3, **CONFIG)
     for name in ("metrics.csv", "traffic.csv", "clients.csv"):
         assert through_ray.text(name) == here.text(name)
