@@ -1,4 +1,4 @@
-"""Public data on a client: what its model reads of item i, whatever its modality."""
+"""Public data: what a model reads of item i, whatever its modality."""
 
 from __future__ import annotations
 
@@ -15,10 +15,57 @@ from data import PublicData
 from models import TaskModel, tokeniser_of
 from strategies.base.client import ClientContext
 from strategies.base.options import ConfigError
-from strategies.common.training import EVALUATION_BATCH, precision, to_inputs
+from strategies.common.training import EVALUATION_BATCH, Place, precision, to_inputs
 
 
-class PublicInputs:
+class PublicItems:
+    """Public items as one model reads them, by index.
+
+    Parameters
+    ----------
+    public : PublicData
+        The items, pictures as the model takes them.
+    model_name : str
+        The model's name, which decides on its tokens.
+    reads_text : bool
+        Whether it reads captions, which the data must then have, instead of pictures.
+    place : Place
+        Where, and in what precision, `outputs` computes.
+    """
+
+    def __init__(self, public: PublicData, model_name: str, reads_text: bool, place: Place) -> None:
+        self._place = place
+        self.fingerprint = public.fingerprint
+        self._items = _tokens(public, model_name) if reads_text else public.images
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def raw(self, indices: NDArray[np.int32]) -> Tensor:
+        """Return items (B, ...) as stored, on the CPU: uint8 pixels or int64 token ids."""
+        return torch.from_numpy(self._items[indices])
+
+    def batch(self, indices: NDArray[np.int32]) -> Tensor:
+        """Return items (B, ...) as a model reads them, on the device."""
+        return to_inputs(self.raw(indices), self._place.device)
+
+    @torch.no_grad()
+    def outputs(
+        self, model: nn.Module, indices: NDArray[np.int32], function: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """Return what a function of the model gives for items (n, ...), in their order.
+
+        In evaluation mode, not augmented, float32 and on the device.
+        """
+        with evaluating(model), precision(self._place):
+            parts = [
+                function(self.batch(indices[start : start + EVALUATION_BATCH])).float()
+                for start in range(0, len(indices), EVALUATION_BATCH)
+            ]
+        return torch.cat(parts)
+
+
+class PublicInputs(PublicItems):
     """The public items as a client's model reads them, by index.
 
     An image client reads the picture of an item, a text client its caption: index i is the same
@@ -31,7 +78,6 @@ class PublicInputs:
     """
 
     def __init__(self, context: ClientContext) -> None:
-        self._context = context
         self.reads_text = context.data.task == "text"
         public = context.public
         if self.reads_text and public.captions is None:
@@ -39,34 +85,7 @@ class PublicInputs:
                 f"public-dataset = {context.run.public_dataset!r}: client {context.client_id} "
                 "reads text, and these items have no captions; expected scenes and coco"
             )
-        self.fingerprint = public.fingerprint
-        self._items = _tokens(public, context.model_name) if self.reads_text else public.images
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def raw(self, indices: NDArray[np.int32]) -> Tensor:
-        """Return items (B, ...) as stored, on the CPU: uint8 pixels or int64 token ids."""
-        return torch.from_numpy(self._items[indices])
-
-    def batch(self, indices: NDArray[np.int32]) -> Tensor:
-        """Return items (B, ...) as a model reads them, on the client's device."""
-        return to_inputs(self.raw(indices), self._context.device)
-
-    @torch.no_grad()
-    def outputs(
-        self, model: nn.Module, indices: NDArray[np.int32], function: Callable[[Tensor], Tensor]
-    ) -> Tensor:
-        """Return what a function of the model gives for items (n, ...), in their order.
-
-        In evaluation mode, not augmented, float32 and on the client's device.
-        """
-        with evaluating(model), precision(self._context):
-            parts = [
-                function(self.batch(indices[start : start + EVALUATION_BATCH])).float()
-                for start in range(0, len(indices), EVALUATION_BATCH)
-            ]
-        return torch.cat(parts)
+        super().__init__(public, context.model_name, self.reads_text, context)
 
     def represent(self, model: TaskModel, indices: NDArray[np.int32]) -> NDArray[np.float32]:
         """Return the representations Z (n, d) of items in their order, none for no items."""

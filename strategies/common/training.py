@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from data import Split, normalise
 from models import SplitModel
 from strategies.base.client import ClientContext
 from strategies.base.kept import GROWTH, loss_growth
+from strategies.base.run_config import RunConfig
 from strategies.common.augmentation import augment
 from strategies.common.flops import StepFlops
 from strategies.common.losses import LossFunction
@@ -23,6 +25,18 @@ GradientHook = Callable[[], dict[str, Tensor]]
 named values of the step to be recorded."""
 
 EVALUATION_BATCH = 256
+
+
+class Place(Protocol):
+    """Where something is computed, and for which run; a `ClientContext` is one."""
+
+    @property
+    def run(self) -> RunConfig:
+        """The run's configuration."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device."""
 
 
 class TrainingDivergedError(RuntimeError):
@@ -198,7 +212,7 @@ def collect_representations(context: ClientContext, model: SplitModel) -> tuple[
 
 
 @contextmanager
-def precision(context: ClientContext) -> Iterator[None]:
+def precision(context: Place) -> Iterator[None]:
     """Compute in bfloat16 where `amp = "bf16"` allows it; weights stay float32."""
     with torch.autocast(
         context.device.type, dtype=torch.bfloat16, enabled=context.run.amp == "bf16"

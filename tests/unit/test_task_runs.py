@@ -87,7 +87,7 @@ def test_all_modalities_are_aligned(pair: tuple[Outcome, Outcome]) -> None:
     assert all(0 < float(row["value"]) < 10 for row in rows)
 
 
-@pytest.mark.parametrize("method", ["fedhenn", "cofed"])
+@pytest.mark.parametrize("method", ["fedhenn", "cofed", "feddf"])
 def test_the_other_methods_of_public_data_take_any_task(method: str, tmp_path: Path) -> None:
     settings = {**SETTINGS, "fedhenn__items": 12} if method == "fedhenn" else SETTINGS
     run = run_federation(tmp_path, 4, method=method, **settings)

@@ -1,0 +1,340 @@
+"""FedDF: the server averages within architectures, then teaches every mean what all clients know.
+
+Lin et al., Ensemble Distillation for Robust Model Fusion in Federated Learning (NeurIPS 2020).
+
+Order of a round on a client: as FedAvg, E epochs of its task's loss from the received weights of
+its architecture. On the server:
+
+1. the mean of the round's clients of every architecture, weighted by n_k;
+2. of every public item x, the mean logits of the round's clients, z(x) = mean_k f_k(x);
+3. for every architecture, Adam on KL(softmax(z(x)) || softmax(f(x))) over batches of public items,
+   from the mean of step 1. A share of the items, `holdout`, is not trained on. Training stops when
+   the divergence on these has not shrunk for `patience` passes, after `server_epochs` passes at the
+   latest; the weights with the smallest one stay, those of step 1 included.
+
+Clients may have unlike tasks: those of one task are an ensemble of their own, and one that is alone
+in a round teaches nobody. Of a multi-label task every class is its own Bernoulli variable. Users
+that segment are averaged by architecture and not distilled: their logits are maps.
+
+Scalars: |w_k| up and down. Evaluated: every architecture's model, before local training. The server
+holds one model at a time, sums of weights, and one (P, C) mean of logits a task, however many
+clients there are; with `robust-mean` what all of them sent.
+
+Departures: the paper stops on labelled validation data of the server, 1e4 steps at most and 1e3
+without a gain, 26 and 3 passes over its 50,000 images; here public items have no labels, and
+`server_epochs` is 1 by default so that a trial ends. The rate is constant, not annealed.
+BatchNorm uses the averaged statistics on public items and keeps them, and dropout is off. Clients
+have to have the public items, too: in a simulation their fingerprint tells the server which show no
+picture that a client tests on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from models import SplitModel, TaskModel
+from strategies.base.client import ClientContext, ClientHalf
+from strategies.base.messages import ClientInfo, ClientUpdate
+from strategies.base.method import Training, register
+from strategies.base.options import option
+from strategies.base.payload import Template
+from strategies.base.server import LOSS_AFTER, LOSS_BEFORE, ServerContext, ServerHalf
+from strategies.base.state import Transient
+from strategies.common.layerwise import WeightsPayload, fill_model, layout_of, split_state
+from strategies.common.losses import task_loss
+from strategies.common.optimizers import keep_compiler_out, take_step
+from strategies.common.public import PublicItems
+from strategies.common.robust import mean_over_clients
+from strategies.common.training import train_epochs
+from strategies.common.weights import RunningMean, state_views
+from strategies.feddf.server_models import (
+    client_skeleton,
+    filled,
+    first_weights,
+    group_of,
+    layout_for,
+    logits_of,
+    public_for,
+    public_items,
+    unlike_of_its_task,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Options of FedDF; the paper's are in the module's head.
+
+    Attributes
+    ----------
+    mean : str
+        Weights of clients in the mean of their weights: n_k ("weighted") or equal ("uniform").
+    server_epochs : int
+        Most passes over the public items in a round; 0 only averages.
+    patience : int
+        Passes without a smaller divergence on the held-out items after which training stops.
+    holdout : float
+        Share of the public items, drawn every round, that decide when to stop; at least one.
+    server_batch_size, server_lr
+        Of the server's Adam.
+    """
+
+    mean: str = option("weighted", "uniform")
+    server_epochs: int = option(1, minimum=0)
+    patience: int = option(3, minimum=1)
+    holdout: float = option(0.1, above=0, maximum=0.5)
+    server_batch_size: int = option(128, minimum=1)
+    server_lr: float = option(1e-3, above=0)
+
+
+Uplink = WeightsPayload
+Downlink = WeightsPayload
+"""What travels both ways: weights and buffers of the client's architecture."""
+
+
+@dataclasses.dataclass
+class ClientState:
+    """The model, which every downlink brings."""
+
+    model: Transient[SplitModel | TaskModel]
+
+
+@dataclasses.dataclass
+class ServerState:
+    """Every group's weights and buffers, by "group/entry"."""
+
+    weights: dict[str, Tensor]
+
+
+def divergence(task: str, logits: Tensor, teacher: Tensor) -> Tensor:
+    """Return KL(teacher || student), averaged over N.
+
+    Parameters
+    ----------
+    task : str
+        A client's task; of a multi-label one classes are independent and averaged over.
+    logits, teacher : Tensor
+        Logits of student and teacher, (N, C), float32.
+    """
+    if task.startswith("multilabel"):
+        # KL of Bernoulli variables: cross entropy minus the teacher's own.
+        target = teacher.sigmoid()
+        own = F.binary_cross_entropy_with_logits(teacher, target)
+        return F.binary_cross_entropy_with_logits(logits, target) - own
+    target = F.log_softmax(teacher, dim=1)
+    student = F.log_softmax(logits, dim=1)
+    return F.kl_div(student, target, reduction="batchmean", log_target=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Distilled:
+    """How a group's training went: divergences on held-out items, and how many passes it took."""
+
+    before: float
+    after: float
+    passes: int
+
+
+def distil(
+    task: str,
+    student: nn.Module,
+    items: PublicItems,
+    teacher: Tensor,
+    config: Config,
+    rng: torch.Generator,
+) -> Distilled:
+    """Train a group's model on the ensemble's logits (P, C), in place; see the module's head.
+
+    The teacher is where the model is; `rng` draws the held-out items and the batches.
+    """
+    order = torch.randperm(len(items), generator=rng).numpy().astype(np.int32)
+    count = max(1, round(config.holdout * len(order)))
+    held, used = order[:count], order[count:]
+    keep_compiler_out()
+    optimizer = torch.optim.Adam(student.parameters(), lr=config.server_lr)
+
+    def loss_of(rows: NDArray[np.int32]) -> Tensor:
+        logits = student(items.batch(rows)).float()
+        return divergence(task, logits, teacher[torch.from_numpy(rows).to(teacher.device).long()])
+
+    def held_out() -> float:
+        logits = items.outputs(student, held, student)
+        wanted = teacher[torch.from_numpy(held).to(teacher.device).long()]
+        return divergence(task, logits, wanted).item()
+
+    before = held_out()
+    best, best_weights, passes, since = before, _copy_of(student), 0, 0
+    while passes < config.server_epochs and since < config.patience:
+        shuffled = used[torch.randperm(len(used), generator=rng).numpy()]
+        for start in range(0, len(used), config.server_batch_size):
+            optimizer.zero_grad(set_to_none=True)
+            loss_of(shuffled[start : start + config.server_batch_size]).backward()
+            take_step(optimizer)
+        passes, since, value = passes + 1, since + 1, held_out()
+        if value < best:  # not so where it is NaN
+            best, best_weights, since = value, _copy_of(student), 0
+    student.load_state_dict(best_weights)
+    return Distilled(before, best, passes)
+
+
+def _copy_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: item.detach().clone() for name, item in model.state_dict().items()}
+
+
+class Client(ClientHalf[ClientState, Downlink, Uplink]):
+    """Client half: the task's loss on the local data, from the received weights."""
+
+    def build(self, context: ClientContext) -> ClientState:
+        return ClientState(client_skeleton(context))
+
+    def templates(self, context: ClientContext) -> Mapping[str, Template]:
+        layout = layout_of(client_skeleton(context), "average")
+        return {"weights": layout.weights, "buffers": layout.buffers}
+
+    def receive(self, context: ClientContext, state: ClientState, downlink: Downlink) -> None:
+        fill_model(context, state.model, {**downlink.weights, **downlink.buffers}, {})
+
+    def train(
+        self, context: ClientContext, state: ClientState, downlink: Downlink
+    ) -> tuple[Uplink, dict[str, float]]:
+        loss = task_loss(context.data.task, state.model)
+        metrics = train_epochs(context, [state.model], loss)
+        weights, buffers = split_state(state.model)
+        return Uplink(state_views(weights), state_views(buffers)), metrics
+
+    def predict(self, state: ClientState, downlink: Downlink, images: Tensor) -> dict[str, Tensor]:
+        return {"accuracy": state.model(images)}
+
+
+class Server(ServerHalf[ServerState, Downlink]):
+    """Server half: means by architecture, and their training on the ensemble's logits."""
+
+    def initial_state(self, context: ServerContext) -> ServerState:
+        """Draw the first weights, and load the public items once, before anything is sent."""
+        state = ServerState({})
+        for info in context.clients.values():
+            self._add(context, state, info)
+            if context.config.server_epochs and not _segments(info):
+                public_for(context, info)
+        return state
+
+    def check(
+        self, context: ServerContext, state: ServerState | None, client: ClientInfo
+    ) -> str | None:
+        layout_for(context.run, client)  # one that cannot be built here is refused by name
+        return unlike_of_its_task(context, client) or super().check(context, state, client)
+
+    def templates(
+        self, context: ServerContext, state: ServerState, client: ClientInfo
+    ) -> Mapping[str, Template]:
+        layout = layout_for(context.run, client)
+        return {"weights": layout.weights, "buffers": layout.buffers}
+
+    def downlink(
+        self, context: ServerContext, state: ServerState, client: ClientInfo | None
+    ) -> Downlink | None:
+        if client is None:
+            return None
+        self._add(context, state, client)
+        layout, group = layout_for(context.run, client), group_of(client)
+        fields = [
+            state_views({name: state.weights[f"{group}/{name}"] for name in template})
+            for template in (layout.weights, layout.buffers)
+        ]
+        return Downlink(*fields)
+
+    def evaluates_test(self, context: ServerContext, clients: Sequence[int]) -> set[int]:
+        """Return who measures a test set that all share: one client of every group."""
+        if context.run.test_split != "global":
+            return set(clients)
+        first: dict[str, int] = {}
+        for client_id in sorted(clients):
+            first.setdefault(group_of(context.clients[client_id]), client_id)
+        return set(first.values())
+
+    def aggregate(
+        self, context: ServerContext, state: ServerState, updates: Iterable[ClientUpdate]
+    ) -> dict[str, float]:
+        means: dict[str, RunningMean] = {}
+        members: dict[str, ClientInfo] = {}
+        ensembles: dict[str, tuple[RunningMean, list[int]]] = {}
+        for update in updates:
+            info = context.clients[update.client_id]
+            group = group_of(info)
+            members.setdefault(group, info)
+            entries = {**update.uplink.weights, **update.uplink.buffers}
+            if group not in means:
+                held = {name: state.weights[f"{group}/{name}"] for name in entries}
+                means[group] = mean_over_clients(context.run, held)
+            weighted = context.config.mean == "weighted"
+            means[group].add(entries, update.num_examples if weighted else 1)
+            if context.config.server_epochs and not _segments(info):
+                model = filled(context.run, info, entries)
+                mean, who = ensembles.setdefault(info.task, (mean_over_clients(context.run), []))
+                mean.add({"logits": logits_of(public_items(context, info), model)}, 1)
+                who.append(update.client_id)
+        teachers = {
+            task: mean.means()["logits"] for task, (mean, who) in ensembles.items() if len(who) > 1
+        }
+        done: list[Distilled] = []
+        for group, info in sorted(members.items()):
+            entries = means.pop(group).means()
+            if info.task in teachers:
+                entries, result = _taught(context, info, entries, teachers[info.task])
+                done.append(result)
+            state.weights |= {f"{group}/{name}": item for name, item in entries.items()}
+        return _metrics(done)
+
+    def _add(self, context: ServerContext, state: ServerState, info: ClientInfo) -> None:
+        """Draw the weights of a group that the server does not have yet."""
+        group = group_of(info)
+        names = layout_for(context.run, info).all
+        if not all(f"{group}/{name}" in state.weights for name in names):
+            fresh = first_weights(context.run, info)
+            state.weights |= {f"{group}/{name}": fresh[name] for name in names}
+
+
+def _segments(info: ClientInfo) -> bool:
+    return info.task.startswith("segmentation")
+
+
+def _taught(
+    context: ServerContext, info: ClientInfo, entries: Mapping[str, Tensor], teacher: Tensor
+) -> tuple[dict[str, Tensor], Distilled]:
+    """Return a group's weights after distillation, and how it went."""
+    student = filled(context.run, info, entries)
+    device = next(student.parameters()).device
+    items, rng = public_items(context, info), context.generator(f"distil-{group_of(info)}")
+    result = distil(info.task, student, items, teacher.to(device), context.config, rng)
+    trained = {name: item.detach().cpu() for name, item in student.state_dict().items()}
+    return {name: trained[name].contiguous() for name in entries}, result
+
+
+def _metrics(done: Sequence[Distilled]) -> dict[str, float]:
+    """Return means over the groups that were taught; nothing where none was."""
+    if not done:
+        return {}
+    return {
+        LOSS_BEFORE: math.fsum(item.before for item in done) / len(done),
+        LOSS_AFTER: math.fsum(item.after for item in done) / len(done),
+        "server_passes": sum(item.passes for item in done) / len(done),
+    }
+
+
+METHOD = register(
+    __name__,
+    summary="weights are averaged by architecture, then each mean learns all clients' mean logits",
+    training=Training(optimizer="sgd", lr=0.01),
+    common_feature_dim=False,
+    evaluated_model="global",
+    any_task=True,
+    public_data=True,
+    averages=True,
+)
