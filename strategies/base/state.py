@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from models.memory_format import to_channels_last
 from strategies.base.files import replacing
 
 SCALARS = (bool, int, float, str)
@@ -135,14 +136,14 @@ def move_state(state: T, device: torch.device) -> T:
     """Move every module and tensor of a state to `device`, in place where that is possible.
 
     Modules without weights, on the meta device, stay as they are. Convolution weights become
-    channels last, as the images are: 7 to 40 % faster on a CPU.
+    channels last, as the images are.
     """
     for field in dataclasses.fields(state):  # type: ignore[arg-type]
         value = getattr(state, field.name)
         if isinstance(value, nn.Module):
             if any(item.is_meta for item in value.parameters()):
                 continue
-            value.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+            to_channels_last(value, device)
         elif isinstance(value, Tensor):
             setattr(state, field.name, value.to(device))
         elif isinstance(value, dict):

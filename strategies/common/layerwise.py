@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from models import SplitModel
+from models.memory_format import to_channels_last
 from models.skeleton import skeleton
 from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.options import option
@@ -186,5 +187,5 @@ def fill_model(
     entries = {name: torch.tensor(item, device=context.device) for name, item in received.items()}
     entries |= {name: item.to(context.device, copy=True) for name, item in own.items()}
     fill_module(model, entries)
-    model.to(memory_format=torch.channels_last)
+    to_channels_last(model)
     model.eval()

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from models import InputShape, SplitModel, build_model
 from models.build import proven
@@ -107,21 +107,6 @@ def spans_of(parts: Parts, name: str, shape: InputShape) -> Mapping[str, Spans]:
         return parts.spans(parts.build(name, shape))
 
 
-def read_channels_first(model: SplitModel) -> None:
-    """Let a model compute channels first, whatever the layout of its images.
-
-    Channels last, torch 2.14 writes outside of its memory on CPUs, or does not return, in the
-    backward pass of a strided 1x1 convolution with few or odd channels, as narrow shortcuts are.
-    """
-
-    def channels_first(_: nn.Module, inputs: tuple[Tensor]) -> Tensor:
-        # Not `contiguous()`: of one colour, both layouts count as that.
-        return inputs[0].clone(memory_format=torch.contiguous_format)
-
-    first = next(layer for layer in model.backbone.modules() if isinstance(layer, nn.Conv2d))
-    first.register_forward_pre_hook(channels_first)
-
-
 def image_shape(context: ClientContext) -> InputShape:
     """Return what the images ask of the network; the family's methods read nothing else."""
     data = context.data
@@ -148,10 +133,7 @@ class PartClient(ClientHalf[PartClientState, WeightsPayload, WeightsPayload]):
     def build(self, context: ClientContext) -> PartClientState:
         """Return a state around a part without weights."""
         name, shape, part = context.model_name, image_shape(context), self.part(context)
-        model = bare_part(self.parts, name, shape, part)
-        if part.rate < 1:
-            read_channels_first(model)
-        return PartClientState(model)
+        return PartClientState(bare_part(self.parts, name, shape, part))
 
     def templates(self, context: ClientContext) -> Mapping[str, Template]:
         """Return what a downlink must hold: the client's own part."""
@@ -165,8 +147,6 @@ class PartClient(ClientHalf[PartClientState, WeightsPayload, WeightsPayload]):
         """Make the model of what arrived."""
         received = {**downlink.weights, **downlink.buffers}
         fill_model(context, state.model, received, self.fresh_buffers(context, state.model))
-        if self.part(context).rate < 1:
-            state.model.to(memory_format=torch.contiguous_format)
 
     def fresh_buffers(self, context: ClientContext, model: SplitModel) -> dict[str, Tensor]:
         """Return BatchNorm's statistics before any example, where none arrive."""

@@ -17,6 +17,7 @@ from models import (
     list_models,
     model_info,
 )
+from models.memory_format import fails_channels_last
 
 SHAPES = (InputShape(3, 32, 10), InputShape(1, 28, 10), InputShape(3, 64, 20))
 # Larger models get one shape, so that the whole file stays well under 90 s on one core.
@@ -81,6 +82,11 @@ def test_every_parameter_gets_a_gradient(case: tuple[SplitModel, InputShape]) ->
         assert parameter.grad is not None, f"{name} has no gradient"
         assert bool(parameter.grad.isfinite().all()), f"{name} has a gradient that is not finite"
     model.zero_grad(set_to_none=True)
+
+
+def test_all_of_it_computes_channels_last(case: tuple[SplitModel, InputShape]) -> None:
+    """Its numbers do not change with what narrow models of one's own need; see the module."""
+    assert not any(map(fails_channels_last, case[0].modules()))
 
 
 @torch.no_grad()
