@@ -18,6 +18,7 @@ from client_app.evaluation import evaluate_client
 from client_app.machine import machine_text
 from client_app.model_trial import try_own_model
 from client_app.node import client_context, client_id_of, simulated, state_root
+from client_app.noise import noise_generator
 from client_app.state_store import StateStore, state_directory
 from models import (
     InputShape,
@@ -44,6 +45,7 @@ from strategies.base.messages import (
 )
 from strategies.base.method import Method
 from strategies.base.payload import pack, unpack
+from strategies.base.protection import protected
 from strategies.base.received_text import visible
 from strategies.base.rng import derive_seed, isolated_torch_rng
 from strategies.base.round_files import prune_rounds
@@ -150,6 +152,10 @@ def answer_train(message: Message, context: Context, method: Method) -> Message:
         rows += [MetricRow("train", name, value, examples) for name, value in metrics.items()]
         trained = session.rounds_trained + (local.exchange == 1)
         session.store.save(local.server_round, session.state, trained, local.kept)
+        uplink = protected(
+            uplink, session.downlink, local.run.privacy, local.data.num_classes,
+            noise_generator(local),
+        )  # fmt: skip
         records = pack(uplink, local.run.wire)
     if evaluates and not local.run.evaluates_before_training:
         rows += session.evaluate("post")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from server_app.records.run_directory import write_atomically
 from strategies.base.method import get_method, method_names
-from strategies.base.options import key_of
+from strategies.base.options import key_of, nested_options
 from strategies.base.run_config import RunConfig
 
 DOCUMENT = Path(__file__).parents[1] / "server_app" / "README.md"
@@ -49,6 +49,8 @@ def table(config: type, prefix: str = "") -> str:
         A field that the docstring does not explain.
     """
     rows = "".join(_rows(config, prefix))
+    for inner, options in nested_options(config).values():
+        rows += "".join(_rows(options, prefix + inner))
     return HEAD + rows if rows else ""
 
 

@@ -15,6 +15,7 @@ from server_app.records.client_tasks import (
     named_clients,
     tasks_in_order,
 )
+from server_app.records.privacy_ledger import NOT_COVERED, SEED, SEEDED
 from strategies.base.messages import ClientInfo
 from strategies.base.options import option_keys
 from strategies.base.run_config import RunConfig
@@ -41,7 +42,17 @@ def settings(run: RunConfig, remarks: Iterable[str] = ()) -> str:
             f"warning: keep-payloads = {run.keep_payloads}: what clients send is kept in the run's "
             "directory; it tells of their data, so keep it to yourself"
         )
+    warnings += _privacy_warnings(run)
     return "\n".join([*lines, *_over_rounds(run), *warnings])
+
+
+def _privacy_warnings(run: RunConfig) -> list[str]:
+    """Return what clipping and noise do not do."""
+    if run.privacy.noisy:
+        return [f"warning: privacy: epsilon does not cover {NOT_COVERED}"]
+    if run.privacy.clip_norm:
+        return ["warning: privacy.clip-norm without privacy.noise-multiplier hides nothing"]
+    return []
 
 
 def _over_rounds(run: RunConfig) -> list[str]:
@@ -188,6 +199,7 @@ def closing_lines(summary: Mapping[str, Any]) -> str:
     plain = is_plain({task: entry["metric"] for task, entry in scores.items()})
     lines = _accuracy_lines(summary) if plain else _score_lines(summary)
     lines += _delta_lines(summary)
+    lines += _privacy_lines(summary)
     if out := summary.get("quarantined"):
         lines.append(f"warning: in quarantine, refused again and again: {named_clients(out)}")
     lines += [
@@ -254,6 +266,21 @@ def _chosen(entry: Mapping[str, Any], metric: str, basis: Mapping[str, Any]) -> 
         return ""
     among = f", {basis['best_caveat']}" if basis.get("best_caveat") else ""
     return f" in round {entry['best_round']}, chosen by {entry['best_by']} {metric}{among}"
+
+
+def _privacy_lines(summary: Mapping[str, Any]) -> list[str]:
+    """Return what the clients' noise comes to, if there was any."""
+    privacy = summary.get("privacy") or {}
+    if "epsilon" not in privacy:
+        return []
+    lines = [
+        f"privacy        epsilon {privacy['epsilon']:.4g} for the run, "
+        f"{privacy['epsilon_round']:.4g} for a round, at delta {privacy['delta']:g} "
+        f"({privacy['unit']}; {privacy['messages_of_a_client']} messages)"
+    ]
+    if SEED in privacy["noise_from"]:
+        lines.append(f"  note: {SEEDED}")
+    return lines
 
 
 def _delta_lines(summary: Mapping[str, Any]) -> list[str]:

@@ -38,6 +38,9 @@ def _unread(run: RunConfig) -> dict[str, list[str]]:
             *["robust-trim"] * (run.robust_mean != "trimmed"),
             *["robust-clip"] * (run.robust_mean != "clipped"),
         ],
+        f"privacy.noise-multiplier = {run.privacy.noise_multiplier}": (
+            [] if run.privacy.noisy else ["privacy.delta"]
+        ),
         f"lr-schedule = {schedule!r}": ["lr-step-rounds"] * (schedule != "step"),
         f"dataset = {run.dataset!r}": [] if sentences else ["label-column", "text-column"],
         f"method = {run.method!r}": (

@@ -42,7 +42,7 @@ from strategies.base.method import register
 from strategies.base.options import option
 from strategies.base.payload import array
 from strategies.base.server import ServerContext, ServerHalf
-from strategies.common.prototypes import ClassAverage, spread_by_class
+from strategies.common.prototypes import ClassAverage, held_classes, spread_by_class
 from strategies.common.robust import class_average
 from strategies.common.training import train_epochs
 
@@ -71,9 +71,7 @@ class Config:
 class Uplink:
     """What a participant sends: its mean logits by true class."""
 
-    class_ids: NDArray[np.int64] = array(
-        "m", dtype="int64", counted=False, minimum=0, below="C", unique=True, nonempty=True
-    )
+    class_ids: NDArray[np.int64] = held_classes()
     logits: NDArray[np.float32] = array("m", "C")
 
 

@@ -51,7 +51,7 @@ from strategies.common.head import (
     train_head,
 )
 from strategies.common.losses import cross_entropy_of
-from strategies.common.prototypes import class_means
+from strategies.common.prototypes import class_means, held_classes
 from strategies.common.training import collect_representations, train_epochs
 
 
@@ -84,9 +84,7 @@ class Config:
 class Uplink:
     """What a participant sends: the prototypes of its classes."""
 
-    class_ids: NDArray[np.int64] = array(
-        "m", dtype="int64", counted=False, minimum=0, below="C", unique=True, nonempty=True
-    )
+    class_ids: NDArray[np.int64] = held_classes()
     prototypes: NDArray[np.float32] = array("m", "d")
 
 

@@ -40,6 +40,7 @@ from strategies.base.rng import SERVER, numpy_generator
 from strategies.base.run_config import RunConfig
 from strategies.base.server import ServerContext, ServerHalf
 from strategies.base.state import Transient
+from strategies.base.treatments import VALUE
 from strategies.common.losses import task_loss
 from strategies.common.public import PublicInputs, evaluating
 from strategies.common.robust import mean_over_clients
@@ -69,7 +70,7 @@ class Config:
 class Uplink:
     """The upper triangle, row by row, of K_k; empty after training."""
 
-    kernel: NDArray[np.float32] = array("k", degree=2)
+    kernel: NDArray[np.float32] = array("k", degree=2, protect=VALUE)
 
 
 @dataclasses.dataclass

@@ -46,6 +46,7 @@ from strategies.base.server import ServerContext, ServerHalf
 from strategies.common.prototypes import (
     ClassAverage,
     class_means,
+    held_classes,
     prototype_loss,
     prototype_predictions,
     spread_by_class,
@@ -78,11 +79,12 @@ class Config:
 class Uplink:
     """What a participant sends: its prototypes p_{k,c}; for a weighted mean, their examples."""
 
-    class_ids: NDArray[np.int64] = array(
-        "m", dtype="int64", counted=False, minimum=0, below="C", unique=True, nonempty=True
-    )
+    class_ids: NDArray[np.int64] = held_classes()
     prototypes: NDArray[np.float32] = array("m", "d")
-    counts: NDArray[np.int64] = array("w", dtype="int64", counted=False, minimum=1, degree=0)
+    counts: NDArray[np.int64] = array(
+        "w", dtype="int64", counted=False, minimum=1, degree=0,
+        absent_with=("prototype_mean", "uniform"),
+    )  # fmt: skip
 
 
 @dataclasses.dataclass

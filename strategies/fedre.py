@@ -35,6 +35,7 @@ from strategies.base.method import Training, register
 from strategies.base.options import option
 from strategies.base.payload import PayloadError, array
 from strategies.base.server import ServerContext
+from strategies.base.treatments import SHARES
 from strategies.common.head import HeadClient, HeadPayload, HeadServer, HeadState
 from strategies.common.losses import cross_entropy_of
 from strategies.common.training import collect_representations, train_epochs
@@ -86,7 +87,7 @@ class Uplink:
     """What a participant sends: one vector and its soft label."""
 
     entangled_rep: NDArray[np.float32] = array("d")
-    entangled_label: NDArray[np.float32] = array("C", counted=False, minimum=0)
+    entangled_label: NDArray[np.float32] = array("C", counted=False, minimum=0, protect=SHARES)
 
 
 Downlink = HeadPayload

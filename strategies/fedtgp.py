@@ -47,6 +47,7 @@ from strategies.base.server import LOSS_AFTER, LOSS_BEFORE, ServerContext, Serve
 from strategies.common.prototypes import (
     class_means,
     distances,
+    held_classes,
     prototype_loss,
     prototype_predictions,
     spread_by_class,
@@ -86,9 +87,7 @@ class Config:
 class Uplink:
     """What a participant sends: the prototypes p_{k,c} of its classes."""
 
-    class_ids: NDArray[np.int64] = array(
-        "m", dtype="int64", counted=False, minimum=0, below="C", unique=True, nonempty=True
-    )
+    class_ids: NDArray[np.int64] = held_classes()
     prototypes: NDArray[np.float32] = array("m", "d")
 
 

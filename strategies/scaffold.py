@@ -43,6 +43,7 @@ from strategies.base.options import option
 from strategies.base.payload import Template, arrays
 from strategies.base.run_config import RunConfig
 from strategies.base.server import ServerContext
+from strategies.base.treatments import VALUE
 from strategies.common.layerwise import (
     LayerwiseClient,
     LayerwiseConfig,
@@ -86,7 +87,8 @@ class Downlink(WeightsPayload):
 class Uplink(WeightsPayload):
     """Changes: in `weights` w_k - w_ref, in `controls` c_k^+ - c_k; buffers as they are."""
 
-    controls: Mapping[str, NDArray[Any]] = arrays()
+    weights: Mapping[str, NDArray[Any]] = arrays(protect=VALUE)
+    controls: Mapping[str, NDArray[Any]] = arrays(protect=VALUE)
 
 
 @dataclasses.dataclass

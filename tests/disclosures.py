@@ -14,6 +14,8 @@ from deploy.keys import meanings
 from strategies.base.messages import ClientInfo, ReplyInfo
 from strategies.base.method import Method, get_method, method_names
 from strategies.base.payload import rules_of
+from strategies.base.protection import Privacy, absent_setting, refusal, treatments
+from strategies.base.treatments import REFUSED
 from tests.documents import print_or_write
 
 DOCUMENT = Path(__file__).parents[1] / "deploy" / "README.md"
@@ -32,7 +34,24 @@ def tables() -> str:
         for field in dataclasses.fields(record):
             by_text.setdefault(texts[field.name], []).append(f"`{field.name}`")
         parts += [f"| {', '.join(names)} | {text} |\n" for text, names in by_text.items()]
+    parts.append("\n| method | with noise |\n|---|---|\n")
+    parts += [_noise_row(get_method(name)) for name in method_names()]
     return "".join(parts)
+
+
+def _noise_row(method: Method) -> str:
+    """Return how noise treats what a method sends, or that it is refused, and why."""
+    noisy = Privacy(clip_norm=1.0, noise_multiplier=1.0)
+    hopeless = refusal(method, method.config(), noisy, curable=True)
+    if hopeless is not None:
+        why = re.split(", which noise|; ", hopeless.partition(f"method {method.name} ")[2])[0]
+        return f"| {method.name} | refused: {why} |\n"
+    rules, cells = rules_of(method.uplink), []
+    for name, treatment in treatments(method.uplink).items():
+        setting = absent_setting(method, rules[name])
+        asked = f"asks for `{setting}`" if setting else "not sent by default"
+        cells.append(f"`{name}`: {treatment if treatment != REFUSED else asked}")
+    return f"| {method.name} | {', '.join(cells)} |\n"
 
 
 def _method_row(method: Method) -> str:

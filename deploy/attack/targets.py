@@ -75,6 +75,7 @@ def targets_of(uplink: Mapping[str, NDArray[Any]], labels: NDArray[np.int64]) ->
             return [
                 Target(f"{what} of class {c}", output, row, np.flatnonzero(labels == c))
                 for c, row in pairs
+                if (labels == c).any()  # under noise a client sends classes that it does not have
             ]
     found = ", ".join(sorted({key.partition("/")[0] for key in uplink})) or "nothing"
     raise ConfigError(

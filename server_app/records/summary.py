@@ -11,6 +11,7 @@ from typing import Any
 
 from server_app.records.basis import basis_of
 from server_app.records.local_run import change_against_local_run
+from server_app.records.privacy_ledger import privacy_summary
 from server_app.records.run_reader import RunRecords, read_run
 from server_app.records.scores import Scores, main_scores, task_scores, weighted_mean
 from server_app.records.spending import traffic_by_round
@@ -30,6 +31,7 @@ def summarise(directory: Path, run: RunConfig, clients: int) -> dict[str, Any]:
     over_models = {"mean_over_models": statistics.fmean(by_model.values()) if by_model else None}
     model, split = run.chosen_method.evaluated_model, run.test_split
     delta, reason = change_against_local_run(run, scores)
+    privacy = privacy_summary(directory, run.privacy)
     return {
         "method": run.method,
         "dataset": run.dataset,
@@ -51,6 +53,7 @@ def summarise(directory: Path, run: RunConfig, clients: int) -> dict[str, Any]:
         "time": _time(records),
         "clients_failed": records.clients_failed,
         "quarantined": records.quarantined,
+        **({} if privacy is None else {"privacy": privacy}),
     }
 
 

@@ -10,6 +10,7 @@ from server_app.formats import NOT_RECORDED, change
 from server_app.records.basis import FEW_EXAMPLES, caveats
 from server_app.records.client_tasks import ClientTask
 from server_app.records.curves import TaskView, task_views
+from server_app.records.privacy_ledger import SEED, SEEDED
 from server_app.records.relative_change import some_left_out
 from server_app.records.run_reader import RunRecords, section
 from server_app.records.spending import flops_per_round
@@ -70,7 +71,7 @@ def key_figures(run: RunRecords, tasks: Sequence[TaskView]) -> Markup:
     """Return the tiles below the header: scores, change against a Local run, costs."""
     plain = not tasks[0].task
     figures = _accuracy_figures(run, tasks[0]) if plain else [_task_figure(run, t) for t in tasks]
-    figures += _delta_figure(run) + _cost_figures(run)
+    figures += _delta_figure(run) + _privacy_figure(run) + _cost_figures(run)
     # Empty tiles fill the last row, whose ground would show as one dark bar otherwise.
     return render(TILES, figures=figures, spare=-len(figures) % TILES_A_ROW)
 
@@ -142,6 +143,21 @@ def _delta_figure(run: RunRecords) -> list[Figure]:
     if left_out:
         text += "; not in it: " + some_left_out(left_out)
     return [Figure(f"delta against {delta.get('against')}", change(delta["percent"]), text)]
+
+
+def _privacy_figure(run: RunRecords) -> list[Figure]:
+    """Return epsilon of the run, if clients added noise."""
+    privacy = section(run.summary, "privacy")
+    if privacy.get("epsilon") is None:
+        return []
+    per_round = privacy.get("epsilon_round")
+    text = (
+        f"at delta {privacy.get('delta'):g}, {privacy.get('unit')}; "
+        f"{'not recorded' if per_round is None else format(per_round, '.4g')} in a round; not "
+        f"covered: {privacy.get('not_covered')}"
+    )
+    caveat = SEEDED if SEED in privacy.get("noise_from", ()) else ""
+    return [Figure("privacy, epsilon", f"{privacy['epsilon']:.4g}", text, caveat)]
 
 
 def _best_rule(entry: dict[str, Any], metric: str) -> str:

@@ -15,6 +15,7 @@ from server_app.records.checkpoints import Checkpoints
 from server_app.records.local_run import check_local_clients, check_local_run
 from server_app.records.payload_files import DIRECTORY as PAYLOADS
 from server_app.records.payload_files import PayloadFiles
+from server_app.records.privacy_ledger import PrivacyLedger, missing_accountant
 from server_app.records.recorder import Recorder
 from server_app.records.round_result import RoundResult
 from server_app.records.run_directory import (
@@ -50,7 +51,7 @@ def run_rounds(run: RunConfig, grid: Grid) -> Result:
     why, and a report is written of what there is. A resume that is refused changes nothing.
     """
     server, schedule = MethodServer(run), load_schedule(run)
-    if missing := missing_tracker(run.trackers):
+    if missing := missing_tracker(run.trackers) or missing_accountant(run.privacy):
         raise ConfigError(missing)
     check_local_run(run.run_root, run.local_run)
     directory = RunDirectory.open(run)
@@ -99,6 +100,7 @@ class RoundLoop:
         self.notes = RoundNotes(server, self.recorder, directory.path)
         barred = self.notes.quarantine.clients
         self.roster = Roster(server, self.transport, self.messages, directory.refuse, barred)
+        self.privacy = PrivacyLedger(directory.path, run.privacy, devices=server.devices)
         self.send_order = SendOrder()
         self.tracking = Tracking(run.trackers, directory.path)
         self.session = secrets.token_hex(8)
@@ -258,6 +260,7 @@ class RoundLoop:
             self.send_order,
             self.payloads,
         )
+        self.privacy.note(control.round, control.exchange, asked)
         try:
             current.run()
         except RunError:  # names a few of them

@@ -141,13 +141,54 @@ def key_of(field_name: str) -> str:
     return field_name.replace("_", "-")
 
 
-def option_keys(cls: type, prefix: str = "") -> dict[str, Any]:
-    """Return every run-config key of `cls` with its default, in order of declaration."""
+def options_of(cls: type, prefix: str) -> Any:
+    """Declare a field that holds further options, an instance of `cls`, whose keys have a prefix.
+
+    Parameters
+    ----------
+    cls : type
+        A frozen dataclass of options with defaults, none of which holds further ones.
+    prefix : str
+        What its keys begin with, for example "privacy.".
+    """
+    return dataclasses.field(default=cls(), metadata={"options": prefix})
+
+
+def nested_options(cls: type) -> dict[str, tuple[str, type]]:
+    """Return the fields that hold further options: prefix and class by the field's name."""
     return {
+        field.name: (field.metadata["options"], type(field.default))
+        for field in dataclasses.fields(cls)
+        if "options" in field.metadata
+    }
+
+
+def option_keys(cls: type, prefix: str = "") -> dict[str, Any]:
+    """Return every run-config key of `cls` with its default, in order of declaration.
+
+    Keys of fields made with `options_of` come last.
+    """
+    own = {
         prefix + key_of(field.name): field.default
         for field in dataclasses.fields(cls)
         if "rule" in field.metadata
     }
+    for inner, options in nested_options(cls).values():
+        own |= option_keys(options, prefix + inner)
+    return own
+
+
+def option_values(options: Any, prefix: str = "") -> dict[str, Any]:
+    """Return every run-config key of an instance with its value, as `option_keys` does."""
+    cls = type(options)
+    own = {
+        prefix + key_of(field.name): getattr(options, field.name)
+        for field in dataclasses.fields(cls)
+        if "rule" in field.metadata
+    }
+    for name, (inner, _) in nested_options(cls).items():
+        own |= option_values(getattr(options, name), prefix + inner)
+    return own
 
 
 def parse_options(cls: type[T], values: Mapping[str, object], prefix: str = "") -> T:
@@ -173,9 +214,12 @@ def parse_options(cls: type[T], values: Mapping[str, object], prefix: str = "") 
         for f in dataclasses.fields(cls)  # type: ignore[arg-type]
         if "rule" in f.metadata
     }
-    parsed = {}
+    parsed: dict[str, Any] = {}
+    inner = tuple(prefix + own for own, _ in nested_options(cls).values())
+    for name, (own, options) in nested_options(cls).items():
+        parsed[name] = parse_options(options, values, prefix + own)
     for key, value in values.items():
-        if not key.startswith(prefix):
+        if not key.startswith(prefix) or key.startswith(inner):
             continue
         if key not in fields:
             raise unknown_key(key, fields)

@@ -13,11 +13,13 @@ from strategies.base.former_names import in_present_words
 from strategies.base.method import Method, get_method, method_names
 from strategies.base.options import (
     ConfigError,
+    nested_options,
     option_keys,
     parse_options,
     parse_pairs,
     unknown_key,
 )
+from strategies.base.protection import refusal
 from strategies.base.run_config import RunConfig
 
 
@@ -57,7 +59,7 @@ def parse_run_config(values: Mapping[str, object]) -> RunConfig:
         if key not in known:
             raise unknown_key(key, known, str(values.get("method", RunConfig.method)))
     values = in_present_words(values)
-    run = parse_options(RunConfig, {k: v for k, v in values.items() if "." not in k})
+    run = parse_options(RunConfig, {k: v for k, v in values.items() if k in option_keys(RunConfig)})
     # A user's own `module:factory` can be looked up only where clients run.
     if ":" not in run.models:
         try:
@@ -98,10 +100,33 @@ def parse_run_config(values: Mapping[str, object]) -> RunConfig:
             f"robust-mean = {run.robust_mean!r}: expected off with method {run.method!r}, which "
             f"takes no mean of what clients send; methods that do: {', '.join(able)}"
         )
+    _refuse_unprotected(run)
     refuses = run.chosen_method.refuses
     if refuses is not None and (problem := refuses(run)) is not None:
         raise ConfigError(problem)
     return run
+
+
+def _refuse_unprotected(run: RunConfig) -> None:
+    """Refuse noise with a method that sends what noise cannot cover.
+
+    Raises
+    ------
+    ConfigError
+        Naming method, field and remedy.
+    """
+    method = run.chosen_method
+    if f"{method.name}." in {prefix for prefix, _ in nested_options(RunConfig).values()}:
+        raise ConfigError(
+            f"method = {method.name!r}: keys that begin so are the run's own; rename the module, "
+            "or give register another name"
+        )
+    problem = refusal(method, run.method_config, run.privacy)
+    if problem is not None:
+        methods = [get_method(name) for name in method_names()]
+        able = [m for m in methods if refusal(m, m.config(), run.privacy, curable=True) is None]
+        names = ", ".join(m.name for m in able)
+        raise ConfigError(f"{problem}; methods that noise can protect: {names}")
 
 
 def _with_method_options(config: Any, run: RunConfig) -> Any:

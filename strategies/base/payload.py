@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from strategies.base.narrowing import Narrowed, narrowed
 from strategies.base.received_text import clipped
+from strategies.base.treatments import TREATMENTS
 from strategies.base.wire import (
     ARRAYS,
     DTYPES,
@@ -67,6 +68,12 @@ class ArrayRule:
     nonempty: bool = False
     degree: int = 1
     mapping: bool = False
+    protect: str = ""
+    absent_with: tuple[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.protect and self.protect not in TREATMENTS:
+            raise ValueError(f"protect={self.protect!r}: expected one of {', '.join(TREATMENTS)}")
 
     def travelling(self, item: NDArray[Any], wire: WireFormat) -> NDArray[Any] | Narrowed:
         """Return what travels of an array of this field.
@@ -91,6 +98,8 @@ def array(
     unique: bool = False,
     nonempty: bool = False,
     degree: int = 1,
+    protect: str = "",
+    absent_with: tuple[str, Any] | None = None,
 ) -> Any:
     """Declare a payload field that holds one NumPy array.
 
@@ -117,14 +126,28 @@ def array(
         as in a kernel; 0 for counts and the like, which may differ by any factor; integers of
         degree 0 are numbers of examples, which `max-examples` bounds. The others' size is
         held against what was received and what others send, see `bounds`.
+    protect : str
+        How clipping and noise treat it in an uplink, see `treatments`; empty: by its kind.
+    absent_with : tuple of str and value, optional
+        The option of the method and its value with which a field that cannot be protected is
+        left empty.
     """
-    rule = ArrayRule(dims, dtype, counted, minimum, below, unique, nonempty, degree)
+    rule = ArrayRule(
+        dims, dtype, counted, minimum, below, unique, nonempty, degree,
+        protect=protect, absent_with=absent_with,
+    )  # fmt: skip
     return dataclasses.field(metadata={"array": rule})
 
 
-def arrays(*, counted: bool = True) -> Any:
-    """Declare a payload field that maps names to arrays, checked against a `Template`."""
-    return dataclasses.field(metadata={"array": ArrayRule(counted=counted, mapping=True)})
+def arrays(
+    *, counted: bool = True, protect: str = "", absent_with: tuple[str, Any] | None = None
+) -> Any:
+    """Declare a payload field that maps names to arrays, checked against a `Template`.
+
+    The arguments are those of `array`.
+    """
+    rule = ArrayRule(counted=counted, mapping=True, protect=protect, absent_with=absent_with)
+    return dataclasses.field(metadata={"array": rule})
 
 
 def rules_of(cls: type) -> dict[str, ArrayRule]:

@@ -15,8 +15,9 @@ from data.spec import EXPECTED_PARTITION, is_partition
 from strategies.base.lr_schedule import SCHEDULES, LrSchedule
 from strategies.base.method import Method, Training, get_method
 from strategies.base.narrowing import WIRE_DTYPES
-from strategies.base.options import AUTO, ConfigError, option, option_keys
+from strategies.base.options import AUTO, ConfigError, option, option_values, options_of
 from strategies.base.payload import WireFormat
+from strategies.base.protection import Privacy
 from strategies.base.suggestions import nearest
 
 AUGMENTATIONS = ("crop-flip", "crop-flip-erase", "crop-flip-cutout")
@@ -213,6 +214,8 @@ class RunConfig:
         extra `metrics`.
     log_format
         "json": one JSON object a line, for programs that collect logs.
+    privacy
+        What clients do to what they send, before it leaves them.
     """
 
     method: str = option("fedre", hint="the name of a method, or of a module with your own")
@@ -287,6 +290,7 @@ class RunConfig:
     metrics_port: int = option(0, minimum=0, maximum=65535)
     metrics_host: str = option("127.0.0.1", hint="a text: an address of this machine")
     log_format: str = option("text", "json")
+    privacy: Privacy = options_of(Privacy, "privacy.")
     method_config: Any = None
     declared: Method | None = dataclasses.field(default=None, compare=False, repr=False)
     idle_options: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False)
@@ -409,11 +413,10 @@ class RunConfig:
 
     def flat(self) -> dict[str, Any]:
         """Return the resolved run-config keys and values, the running method's included."""
-        values = {key: getattr(self, key.replace("-", "_")) for key in option_keys(RunConfig)}
-        config = self.method_config
-        for key in option_keys(type(config), self.chosen_method.name + "."):
-            values[key] = getattr(config, key.split(".", 1)[1].replace("-", "_"))
-        return values
+        return {
+            **option_values(self),
+            **option_values(self.method_config, self.chosen_method.name + "."),
+        }
 
 
 def payload_sizes(run: RunConfig, classes: int) -> dict[str, int]:

@@ -20,6 +20,7 @@ from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.messages import ClientInfo
 from strategies.base.payload import array
 from strategies.base.server import LOSS_AFTER, LOSS_BEFORE, ServerContext, ServerHalf
+from strategies.base.treatments import UPDATE
 from strategies.common.optimizers import keep_compiler_out, take_step
 
 
@@ -27,8 +28,8 @@ from strategies.common.optimizers import keep_compiler_out, take_step
 class HeadPayload:
     """A head on the wire: weight W (C, d) and bias b (C,), C*d + C scalars."""
 
-    head_weight: NDArray[np.float32] = array("C", "d")
-    head_bias: NDArray[np.float32] = array("C")
+    head_weight: NDArray[np.float32] = array("C", "d", protect=UPDATE)
+    head_bias: NDArray[np.float32] = array("C", protect=UPDATE)
 
 
 @dataclasses.dataclass

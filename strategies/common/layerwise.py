@@ -28,6 +28,7 @@ from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.options import option
 from strategies.base.payload import Template, arrays
 from strategies.base.state import Transient, fill_module
+from strategies.base.treatments import REFUSED, UPDATE
 from strategies.common.losses import cross_entropy_of
 from strategies.common.training import train_epochs
 from strategies.common.weights import state_template, state_views
@@ -64,8 +65,10 @@ class LayerwiseConfig:
 class WeightsPayload:
     """A model on the wire: parameters, and buffers apart, which papers do not count."""
 
-    weights: Mapping[str, NDArray[Any]] = arrays()
-    buffers: Mapping[str, NDArray[Any]] = arrays(counted=False)
+    weights: Mapping[str, NDArray[Any]] = arrays(protect=UPDATE)
+    buffers: Mapping[str, NDArray[Any]] = arrays(
+        counted=False, protect=REFUSED, absent_with=("buffers", "local")
+    )
 
 
 @dataclasses.dataclass

@@ -5,6 +5,8 @@ Used by the methods that exchange prototypes (mean representations) or mean logi
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -12,12 +14,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models import SplitModel
+from strategies.base.payload import array
+from strategies.base.treatments import CLASSES
 
 CHUNK = 4096
 """Rows that are held in float64 at once."""
 
 ClassVectors = tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]
 """Class ids (m,) ascending, one vector per class (m, width), and how many are behind it (m,)."""
+
+
+def held_classes() -> Any:
+    """Declare an uplink's field of the class ids (m,) of a client, ascending, at least one."""
+    return array(
+        "m", dtype="int64", counted=False, minimum=0, below="C", unique=True, nonempty=True,
+        protect=CLASSES,
+    )  # fmt: skip
 
 
 class ClassAverage:

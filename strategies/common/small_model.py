@@ -20,6 +20,7 @@ from strategies.base.payload import Template, arrays
 from strategies.base.rng import SERVER, derive_seed, isolated_torch_rng
 from strategies.base.run_config import RunConfig
 from strategies.base.server import ServerContext, ServerHalf
+from strategies.base.treatments import UPDATE
 from strategies.common.robust import mean_over_clients
 from strategies.common.shapes import shape_of
 from strategies.common.weights import mean_states, state_arrays, state_template
@@ -29,7 +30,7 @@ from strategies.common.weights import mean_states, state_arrays, state_template
 class SmallModelPayload:
     """A small model on the wire: theta, its state by entry."""
 
-    theta: Mapping[str, NDArray[Any]] = arrays()
+    theta: Mapping[str, NDArray[Any]] = arrays(protect=UPDATE)
 
 
 @dataclasses.dataclass

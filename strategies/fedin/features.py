@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from models import InputShape, ModelError, SplitModel, Splittable, TextShape
 from strategies.base.payload import array
+from strategies.base.treatments import VALUE
 from strategies.common.layerwise import WeightsPayload
 
 
@@ -42,8 +43,8 @@ class FeatureShape:
 class FeaturesPayload(WeightsPayload):
     """Weights, and m pairs: s_in (m, channels, size, size) and s_out (m, width), float32."""
 
-    s_in: NDArray[Any] = array("m", "channels", "size", "size")
-    s_out: NDArray[Any] = array("m", "width")
+    s_in: NDArray[Any] = array("m", "channels", "size", "size", protect=VALUE)
+    s_out: NDArray[Any] = array("m", "width", protect=VALUE)
 
     @property
     def shape(self) -> FeatureShape:

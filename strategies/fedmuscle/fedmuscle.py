@@ -42,6 +42,7 @@ from strategies.base.payload import PayloadError, array
 from strategies.base.run_config import RunConfig
 from strategies.base.server import ServerContext, ServerHalf
 from strategies.base.state import Transient
+from strategies.base.treatments import UNIT_ROWS
 from strategies.common.losses import task_loss
 from strategies.common.public import PublicInputs
 from strategies.common.training import train_epochs
@@ -115,7 +116,7 @@ class Config:
 class Uplink:
     """What a user sends: the representations of the batches asked for, rows of length 1."""
 
-    representations: NDArray[np.float32] = array("e", "d")
+    representations: NDArray[np.float32] = array("e", "d", protect=UNIT_ROWS)
 
 
 @dataclasses.dataclass

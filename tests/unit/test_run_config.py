@@ -99,11 +99,15 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "metrics-port": ([-1, 65536, "9464", True], "an integer of at least 0 and at most 65535"),
     "metrics-host": ([1, True], "an address of this machine"),
     "log-format": (["xml", True], "one of text, json"),
+    "privacy.clip-norm": ([-1, "1", True, math.inf], "a number of at least 0"),
+    "privacy.noise-multiplier": ([-0.1, "1", math.nan], "a number of at least 0"),
+    "privacy.delta": ([0, 0.2, "1e-5", True], "a number above 0 and at most 0.1"),
 }
 
 
 def test_every_key_is_tested_here() -> None:
-    assert set(REFUSED) == {key for key in default_run_config() if "." not in key}
+    own = {key for key in default_run_config() if "." not in key or key.startswith("privacy.")}
+    assert set(REFUSED) == own
 
 
 @pytest.mark.parametrize("key", REFUSED)
@@ -214,7 +218,7 @@ def test_the_defaults_are_accepted_and_come_back() -> None:
     assert flat == {
         key: value
         for key, value in defaults.items()
-        if "." not in key or key.startswith(f"{run.method}.")
+        if "." not in key or key.startswith((f"{run.method}.", "privacy."))
     }
     assert parse_run_config(flat) == run
 
