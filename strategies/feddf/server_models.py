@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from data import DataError, PublicData, Shares, load_public, parse_tasks
 from models import InputShape, SplitModel, TaskModel, TextShape, build_model, build_task_model
+from models.memory_format import to_channels_last
 from models.skeleton import skeleton
 from strategies.base.client import ClientContext
 from strategies.base.messages import ClientInfo
@@ -135,7 +136,8 @@ def filled(
         for name, item in entries.items()
     }
     fill_module(model, copies)
-    return model.to(memory_format=torch.channels_last).eval()
+    to_channels_last(model)
+    return model.eval()
 
 
 # Public data --------------------------------------------------------------------------------------
