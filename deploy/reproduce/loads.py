@@ -14,6 +14,7 @@ from models import InputShape
 from models.base import TextShape
 from models.build import build_model, proven
 from models.groups import assign_model
+from models.skeleton import run_blank, skeleton
 from models.task_model import MODALITY_OF, build_task_model
 from models.tokens import text_shape_of
 from strategies.base.options import ConfigError
@@ -93,18 +94,17 @@ class Step:
 
 
 def check_shapes(step: Step, width: int) -> None:
-    """Build a step's model on the meta device and compare the shape of its scores.
+    """Build a step's model without weights and compare the shape of its scores.
 
     Raises
     ------
     ConfigError
         If it is not what the task asks for.
     """
-    device = torch.device("meta")
     small = dataclasses.replace(step, batch=2)
-    with device:
+    with skeleton():
         model = small.build(width).eval()
-        scores = model(small.inputs(device))
+    scores = run_blank(model, small.inputs)
     if tuple(scores.shape) != small.outputs():
         raise ConfigError(f"{step}: scores of shape {tuple(scores.shape)}, not {small.outputs()}")
 
