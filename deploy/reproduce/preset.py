@@ -47,11 +47,23 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """A setting: how many clients, which run-config keys, and in words what it is."""
+    """A setting: how many clients, which run-config keys, and in words what it is.
+
+    Those of a method's `overrides` take the place of its item's keys of the same name.
+    """
 
     words: str
     clients: int
     settings: Mapping[str, Any]
+    overrides: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+
+    def fitted(self, item: Any) -> Any:
+        """Return an item of `methods` as it is run at this scale."""
+        own = self.overrides.get(label_of(item))
+        if not own:
+            return item
+        fields: dict[str, Any] = {"name": item} if isinstance(item, str) else item
+        return {**fields, "overrides": {**fields.get("overrides", {}), **own}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +148,7 @@ class Preset:
         if self.not_built:
             raise ConfigError(f"{self.name}: cannot be run here: {self.not_built}")
         at = self.scale(scale)
-        chosen = self._chosen(methods)
+        chosen = [at.fitted(item) for item in self._chosen(methods)]
         kept = {label_of(item) for item in chosen}
         compared = dict(self.compared)
         if compared.get("reference") not in kept:

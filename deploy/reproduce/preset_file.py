@@ -7,7 +7,7 @@ run-configs, which `flwr run --run-config` reads and presets build on by `base`.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,12 +104,12 @@ def _checked(path: Path, top: Mapping[str, Any]) -> Preset:
         claims=_texts(top, "claims"),
         gaps=_texts(top, "cannot-be-had"),
         measured=tuple(_measured(item) for item in read_list(top.get("measured", []), "measured")),
-        scales={} if not_built else _scales(path, top),
+        scales={} if not_built else _scales(path, top, [*map(label_of, methods)]),
         compared={key: top[key] for key in COMPARED if key in top},
     )
 
 
-def _scales(path: Path, top: Mapping[str, Any]) -> dict[str, Scale]:
+def _scales(path: Path, top: Mapping[str, Any], labels: Sequence[str]) -> dict[str, Scale]:
     base = {} if "base" not in top else read_run_config(path.parent / str(top["base"]))
     for own in ("method", "min-clients"):
         base.pop(own, None)
@@ -122,14 +122,26 @@ def _scales(path: Path, top: Mapping[str, Any]) -> dict[str, Scale]:
     for name, item in read_mapping(top.get("scale", {}), "scale").items():
         refuse_unknown("scale", [name], SCALES[1:])
         fields = read_mapping(item, f"scale.{name}")
-        refuse_unknown(f"key of scale.{name}", fields, ("words", "clients", "settings"))
+        refuse_unknown(
+            f"key of scale.{name}", fields, ("words", "clients", "settings", "overrides")
+        )
         changed = dict(
             flattened(read_mapping(fields.get("settings", {}), f"scale.{name}.settings"))
         )
         clients = read_optional(fields, "clients", int, 1) or full.clients
         words = read_text(fields.get("words"), f"scale.{name}.words")
-        scales[name] = Scale(words, clients, {**full.settings, **changed})
+        overrides = _overrides(fields.get("overrides", {}), f"scale.{name}.overrides", labels)
+        scales[name] = Scale(words, clients, {**full.settings, **changed}, overrides)
     return scales
+
+
+def _overrides(value: object, where: str, labels: Sequence[str]) -> dict[str, dict[str, Any]]:
+    given = read_mapping(value, where)
+    refuse_unknown(f"method in {where}", given, labels)
+    return {
+        label: dict(flattened(read_mapping(keys, f"{where}.{label}")))
+        for label, keys in given.items()
+    }
 
 
 def _no_clients() -> int:

@@ -131,6 +131,18 @@ def test_every_cell_has_a_line(tmp_path: Path) -> None:
     assert lines[1]["seeds"] == "2 of 2"
 
 
+def test_a_scale_has_overrides_of_its_own(tmp_path: Path) -> None:
+    """They win over the method's own, which it keeps at full scale."""
+    item = '{ name = "fedre", overrides = { lr = 0.5, batch-size = 8 } }'
+    text = MINIMAL.replace('"fedre"]', f"{item}]") + "\n[scale.cpu.overrides.fedre]\nlr = 0.1\n"
+    preset = preset_of(tmp_path, text)
+    found = [
+        next(run.run for run in plan_at(preset, scale).runs if run.method == "fedre")
+        for scale in ("full", "cpu")
+    ]
+    assert [(run.lr, run.batch_size) for run in found] == [(0.5, 8), (0.1, 8)]
+
+
 def test_another_scale_is_labelled_and_not_compared(tmp_path: Path) -> None:
     preset = preset_of(tmp_path)
     rows = [row_of("fedre", best=Spread(0.5, None))]
@@ -260,6 +272,7 @@ def test_a_wrong_command_says_what_is_wrong(
         ("[expected.fedre]", "[expected.fedra]", "unknown method in expected; did you mean fedre?"),
         ("clients = 4", "", "missing: clients"),
         ('methods = ["local", "fedre"]', "", "give methods, or not-built"),
+        ("[scale.cpu.settings]", "[scale.cpu.overrides.fedra]", "did you mean fedre?"),
         ('words = "two rounds"', "", "scale.cpu.words = None: expected a text"),
         ('table = "Table 9"', "", "paper.table = None: expected a text"),
         ("clients = 4", "clients = ", "cannot be read as a preset"),
