@@ -86,6 +86,8 @@ def test_vectors_and_their_images() -> None:
     assert mixed.truth.tolist() == [0, 1, 2]
     prototypes = {"class_ids": np.array([0, 2]), "prototypes": np.zeros((2, 4), np.float32)}
     assert [t.truth.tolist() for t in targets_of(prototypes, labels)] == [[1], [0, 2]]
+    every = {"class_ids": np.arange(3), "prototypes": np.zeros((3, 4), np.float32)}  # under noise
+    assert [t.truth.tolist() for t in targets_of(every, labels)] == [[1], [0, 2]]
     rows = {"representations": np.zeros((3, 4), np.float32), "labels": labels}
     assert [t.truth.tolist() for t in targets_of(rows, labels)] == [[0], [1], [2]]
     with pytest.raises(ConfigError, match="the uplink has weights: there is no attack"):
