@@ -55,6 +55,7 @@ PER_METHOD: dict[str, dict[str, Any]] = {
     "fedhenn": {"fedhenn.items": 320, "fedhenn.step-items": 32, "public-size": 320},
     "cofed": {"cofed.exchange-round": 2, "public-size": 320},
     "feddf": {"feddf.server-epochs": 1, "public-size": 320},
+    "fedet": {"public-size": 320},
 }
 
 EXAMPLE = "wildflower costs --methods fedre fedproto"

@@ -18,6 +18,7 @@ from strategies.base.payload import Template
 from strategies.base.rng import SERVER, derive_seed, isolated_torch_rng
 from strategies.base.run_config import RunConfig
 from strategies.base.server import ServerContext, ServerHalf
+from strategies.common.groups import first_of_each
 from strategies.common.layerwise import Layout, WeightsServerState, layout_of
 from strategies.common.robust import mean_over_clients
 from strategies.common.shapes import shape_of
@@ -77,10 +78,7 @@ class LayerwiseServer(ServerHalf[T, Any], Generic[T]):
         """Return who measures a test set that all share: one client of every architecture."""
         if context.run.test_split != "global" or context.config.buffers == "local":
             return set(clients)
-        first: dict[str, int] = {}
-        for client_id in sorted(clients):
-            first.setdefault(context.clients[client_id].model, client_id)
-        return set(first.values())
+        return first_of_each({client: context.clients[client].model for client in clients})
 
     def check(self, context: ServerContext, state: T | None, client: ClientInfo) -> str | None:
         """Return which architectures do not nest where clients are averaged by layer, or None."""

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from data import load_public
 from strategies.base.messages import ClientUpdate
 from strategies.base.server import RegistrationError
-from strategies.feddf.feddf import Config, Distilled, Uplink, distil, divergence
-from strategies.feddf.server_models import filled, logits_of, public_items
+from strategies.common.server_models import filled, logits_of, public_items
+from strategies.feddf import Config, Distilled, Uplink, distil, divergence
 from tests.support import ServerAtWork
 from tests.unit.layerwise_support import a_server, card_of, states_of, update
 
@@ -171,7 +171,7 @@ def test_the_teacher_is_the_mean_of_all_clients_logits(monkeypatch: pytest.Monke
         taught.append(teacher)
         return Distilled(4.0, 2.0, len(taught))
 
-    monkeypatch.setattr("strategies.feddf.feddf.distil", note)
+    monkeypatch.setattr("strategies.feddf.distil", note)
     metrics = server.aggregate_in(1, iter(replies))
     assert metrics == {"server_loss_before": 4.0, "server_loss_after": 2.0, "server_passes": 1.5}
     assert len(taught) == 2
@@ -185,7 +185,7 @@ def test_users_of_one_task_are_an_ensemble(monkeypatch: pytest.MonkeyPatch) -> N
     server = a_federation("cnn5", "cnn4", "cnn5", tasks=tasks)
     taught = []
     monkeypatch.setattr(
-        "strategies.feddf.feddf.distil",
+        "strategies.feddf.distil",
         lambda task, *rest: taught.append(task) or Distilled(1.0, 1.0, 1),
     )
     replies = []

@@ -104,10 +104,15 @@ def unlike_of_its_task(context: ServerContext, info: ClientInfo) -> str | None:
     return None
 
 
+def built(run: RunConfig, info: ClientInfo) -> SplitModel | TaskModel:
+    """Build a client's model with weights, drawn from torch's own stream."""
+    return _build(run, info.model, info.task, shape_of(info))
+
+
 def first_weights(run: RunConfig, info: ClientInfo) -> dict[str, Tensor]:
     """Draw a group's weights and buffers of before round 1 from the run's seed, as FedAvg does."""
     with isolated_torch_rng(derive_seed(run.seed, SERVER, 0, f"weights-{group_of(info)}")):
-        model = _build(run, info.model, info.task, shape_of(info))
+        model = built(run, info)
     return {name: item.detach().clone() for name, item in model.state_dict().items()}
 
 

@@ -40,32 +40,29 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from models import SplitModel, TaskModel
-from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.messages import ClientInfo, ClientUpdate
 from strategies.base.method import Training, register
 from strategies.base.options import option
-from strategies.base.payload import Template
-from strategies.base.server import LOSS_AFTER, LOSS_BEFORE, ServerContext, ServerHalf
-from strategies.base.state import Transient
-from strategies.common.layerwise import WeightsPayload, fill_model, layout_of, split_state
-from strategies.common.losses import task_loss
+from strategies.base.server import LOSS_AFTER, LOSS_BEFORE, ServerContext
+from strategies.common.groups import (
+    GroupClient,
+    GroupClientState,
+    GroupMeans,
+    GroupServer,
+    GroupServerState,
+)
+from strategies.common.layerwise import WeightsPayload
 from strategies.common.optimizers import keep_compiler_out, take_step
 from strategies.common.public import PublicItems
 from strategies.common.robust import mean_over_clients
-from strategies.common.training import train_epochs
-from strategies.common.weights import RunningMean, state_views
-from strategies.feddf.server_models import (
-    client_skeleton,
+from strategies.common.server_models import (
     filled,
-    first_weights,
     group_of,
-    layout_for,
     logits_of,
     public_for,
     public_items,
-    unlike_of_its_task,
 )
+from strategies.common.weights import RunningMean
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,20 +94,8 @@ class Config:
 Uplink = WeightsPayload
 Downlink = WeightsPayload
 """What travels both ways: weights and buffers of the client's architecture."""
-
-
-@dataclasses.dataclass
-class ClientState:
-    """The model, which every downlink brings."""
-
-    model: Transient[SplitModel | TaskModel]
-
-
-@dataclasses.dataclass
-class ServerState:
-    """Every group's weights and buffers, by "group/entry"."""
-
-    weights: dict[str, Tensor]
+ClientState = GroupClientState
+ServerState = GroupServerState
 
 
 def divergence(task: str, logits: Tensor, teacher: Tensor) -> Tensor:
@@ -188,95 +173,31 @@ def _copy_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: item.detach().clone() for name, item in model.state_dict().items()}
 
 
-class Client(ClientHalf[ClientState, Downlink, Uplink]):
+class Client(GroupClient):
     """Client half: the task's loss on the local data, from the received weights."""
 
-    def build(self, context: ClientContext) -> ClientState:
-        return ClientState(client_skeleton(context))
 
-    def templates(self, context: ClientContext) -> Mapping[str, Template]:
-        layout = layout_of(client_skeleton(context), "average")
-        return {"weights": layout.weights, "buffers": layout.buffers}
-
-    def receive(self, context: ClientContext, state: ClientState, downlink: Downlink) -> None:
-        fill_model(context, state.model, {**downlink.weights, **downlink.buffers}, {})
-
-    def train(
-        self, context: ClientContext, state: ClientState, downlink: Downlink
-    ) -> tuple[Uplink, dict[str, float]]:
-        loss = task_loss(context.data.task, state.model)
-        metrics = train_epochs(context, [state.model], loss)
-        weights, buffers = split_state(state.model)
-        return Uplink(state_views(weights), state_views(buffers)), metrics
-
-    def predict(self, state: ClientState, downlink: Downlink, images: Tensor) -> dict[str, Tensor]:
-        return {"accuracy": state.model(images)}
-
-
-class Server(ServerHalf[ServerState, Downlink]):
+class Server(GroupServer[ServerState]):
     """Server half: means by architecture, and their training on the ensemble's logits."""
 
     def initial_state(self, context: ServerContext) -> ServerState:
         """Draw the first weights, and load the public items once, before anything is sent."""
         state = ServerState({})
         for info in context.clients.values():
-            self._add(context, state, info)
+            self.add_group(context, state, info)
             if context.config.server_epochs and not _segments(info):
                 public_for(context, info)
         return state
 
-    def check(
-        self, context: ServerContext, state: ServerState | None, client: ClientInfo
-    ) -> str | None:
-        layout_for(context.run, client)  # one that cannot be built here is refused by name
-        return unlike_of_its_task(context, client) or super().check(context, state, client)
-
-    def templates(
-        self, context: ServerContext, state: ServerState, client: ClientInfo
-    ) -> Mapping[str, Template]:
-        layout = layout_for(context.run, client)
-        return {"weights": layout.weights, "buffers": layout.buffers}
-
-    def downlink(
-        self, context: ServerContext, state: ServerState, client: ClientInfo | None
-    ) -> Downlink | None:
-        if client is None:
-            return None
-        self._add(context, state, client)
-        layout, group = layout_for(context.run, client), group_of(client)
-        fields = [
-            state_views({name: state.weights[f"{group}/{name}"] for name in template})
-            for template in (layout.weights, layout.buffers)
-        ]
-        return Downlink(*fields)
-
-    def evaluates_test(self, context: ServerContext, clients: Sequence[int]) -> set[int]:
-        """Return who measures a test set that all share: one client of every group."""
-        if context.run.test_split != "global":
-            return set(clients)
-        first: dict[str, int] = {}
-        for client_id in sorted(clients):
-            first.setdefault(group_of(context.clients[client_id]), client_id)
-        return set(first.values())
-
     def aggregate(
         self, context: ServerContext, state: ServerState, updates: Iterable[ClientUpdate]
     ) -> dict[str, float]:
-        means: dict[str, RunningMean] = {}
-        members: dict[str, ClientInfo] = {}
+        groups = GroupMeans(context, state)
         ensembles: dict[str, tuple[RunningMean, list[int]]] = {}
         for update in updates:
-            info = context.clients[update.client_id]
-            group = group_of(info)
-            members.setdefault(group, info)
-            entries = {**update.uplink.weights, **update.uplink.buffers}
-            if group not in means:
-                held = {name: state.weights[f"{group}/{name}"] for name in entries}
-                means[group] = mean_over_clients(context.run, held)
-            weighted = context.config.mean == "weighted"
-            means[group].add(entries, update.num_examples if weighted else 1)
+            info, sent = groups.add(update)
             if context.config.server_epochs and not _segments(info):
-                model = filled(context.run, info, entries)
+                model = filled(context.run, info, sent)
                 mean, who = ensembles.setdefault(info.task, (mean_over_clients(context.run), []))
                 mean.add({"logits": logits_of(public_items(context, info), model)}, 1)
                 who.append(update.client_id)
@@ -284,21 +205,13 @@ class Server(ServerHalf[ServerState, Downlink]):
             task: mean.means()["logits"] for task, (mean, who) in ensembles.items() if len(who) > 1
         }
         done: list[Distilled] = []
-        for group, info in sorted(members.items()):
-            entries = means.pop(group).means()
+        for group, info, means in groups.by_group():
+            entries = means
             if info.task in teachers:
-                entries, result = _taught(context, info, entries, teachers[info.task])
+                entries, result = _taught(context, info, means, teachers[info.task])
                 done.append(result)
             state.weights |= {f"{group}/{name}": item for name, item in entries.items()}
         return _metrics(done)
-
-    def _add(self, context: ServerContext, state: ServerState, info: ClientInfo) -> None:
-        """Draw the weights of a group that the server does not have yet."""
-        group = group_of(info)
-        names = layout_for(context.run, info).all
-        if not all(f"{group}/{name}" in state.weights for name in names):
-            fresh = first_weights(context.run, info)
-            state.weights |= {f"{group}/{name}": fresh[name] for name in names}
 
 
 def _segments(info: ClientInfo) -> bool:
