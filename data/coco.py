@@ -1,7 +1,8 @@
 """COCO 2017: 80 classes, several a picture, masks, and captions where their file is there.
 
 `train2017` is the training set and `val2017` the test set; with one of them alone a fixed
-stratified 20 % of it are the test set. Pictures without an annotated object are left out. A class
+stratified 20 % of it are the test set. Pictures without an annotated object are left out, and, said
+in a note, annotations of pictures that the file does not list. A class
 is present where an object or a crowd of it is; in masks, crowds are ignored and smaller objects
 lie over larger ones. The main class is that of the largest object. Of a picture's captions the
 one with the lowest number is taken.
@@ -20,6 +21,7 @@ import numpy as np
 
 from data.annotated import IGNORE, RawAnnotated, create_masks, resize_masks
 from data.decode import decode_images, open_image
+from data.folder_tree import listed
 from data.outlines import check_object, check_outline, inside
 from data.raw import split_without_official_test
 from data.spec import DataError
@@ -98,7 +100,7 @@ def coco(data_dir: Path | None, image_size: int, target: Path) -> RawAnnotated:
         names,
         presence=presence,
         masks=masks,
-        notes=pictured.notes,
+        notes=pictured.notes + _unlisted(root, held, opened),
         captions=[picture.caption or "" for picture in pictures] if captioned else None,
     )
 
@@ -189,6 +191,20 @@ def _pictures(
     if not pictures:
         raise DataError(f"coco: {_annotations(root, part)} has no picture with an object.")
     return pictures
+
+
+def _unlisted(root: Path, parts: list[str], opened: list[Any]) -> tuple[str, ...]:
+    """Say which annotations belong to no picture of their file."""
+    notes = []
+    for part, index in zip(parts, opened, strict=True):
+        lost = sorted(set(index.imgToAnns) - set(index.imgs))
+        if lost:
+            number = sum(len(index.imgToAnns[picture]) for picture in lost)
+            notes.append(
+                f"{_annotations(root, part).name}: {number} annotations are of pictures that it "
+                f"does not list ({listed(list(map(str, lost)))}), and left out"
+            )
+    return tuple(notes)
 
 
 def _main(picture: _Picture, numbers: dict[int, int]) -> int:

@@ -41,6 +41,7 @@ _VERSIONS = {
     "tsv": "task-4",
 }
 
+_ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".rar", ".7z")
 _OPTIONAL = ("presence", "masks", "masked")
 
 
@@ -70,6 +71,8 @@ def load_dataset(
     if isinstance(dataset, str):
         dataset = DataSpec(dataset=dataset, data_dir=data_dir, image_size=image_size)
     folder = str(Path(dataset.data_dir).expanduser().absolute()) if dataset.data_dir else ""
+    if folder.lower().endswith(_ARCHIVES) and Path(folder).is_file():
+        raise DataError(f"data-dir={folder!r} is an archive; unpack it and give the folder.")
     columns = (dataset.label_column, dataset.text_column) if dataset.dataset == "tsv" else ("", "")
     return _load(dataset.dataset, folder, dataset.image_size, str(cache_root()), columns)
 

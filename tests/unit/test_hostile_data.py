@@ -156,3 +156,10 @@ def test_a_gzip_bomb_in_the_place_of_images_is_not_unpacked(tmp_path):
         file.write(struct.pack(">HBB3I", 0, 8, 3, 60_000, 2**16, 2**16))
     with pytest.raises(DataError, match=r"at most 1,073,741,824 are read"):
         load_dataset("fashion-mnist", str(tmp_path), image_size=4)
+
+
+@pytest.mark.parametrize("name", ["imagefolder", "fashion-mnist", "coco", "tsv"])
+def test_an_archive_in_the_place_of_a_folder_is_to_be_unpacked(name, tmp_path):
+    (tmp_path / "Photos.ZIP").write_bytes(b"PK")
+    with pytest.raises(DataError, match=r"Photos\.ZIP' is an archive; unpack it"):
+        load_dataset(name, str(tmp_path / "Photos.ZIP"))

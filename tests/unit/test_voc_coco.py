@@ -228,6 +228,17 @@ def test_coco_has_classes_masks_and_captions(pycocotools, coco_2017, capsys):
     assert set(public.captions) == {"First 5", "First 7"}
 
 
+def test_annotations_of_unlisted_pictures_are_told_of(pycocotools, coco_2017):
+    path = coco_2017 / "annotations" / "instances_val2017.json"
+    content = json.loads(path.read_text())
+    strays = [square(number, 77, 3, (0, 0, 9, 9)) for number in (8, 9)]
+    path.write_text(json.dumps(content | {"annotations": content["annotations"] + strays}))
+    assert open_set("coco", coco_2017).notes == (
+        "instances_val2017.json: 2 annotations are of pictures that it does not list (77), and "
+        "left out",
+    )
+
+
 def test_coco_without_captions_or_training_part(pycocotools, tmp_path):
     pictures = {n: [square(n, n, (3, 18)[n % 2], (0, 0, 40, 20))] for n in range(1, 21)}
     coco = open_set("coco", add_coco(tmp_path / "c", "val2017", pictures, captions=False))
