@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from deploy.fleet.description import Device, Fleet
-from deploy.fleet.device import superexec_command, superlink_command
+from deploy.fleet.device import POLL_SECONDS, superexec_command, superlink_command
 from deploy.fleet.revoked import is_revoked
 from deploy.fleet.supervisor import Spec
 from deploy.flower.commands import FlowerClient, flower_environment
@@ -24,9 +24,6 @@ SUPERLINK, SUPEREXEC, CLIENT = "superlink", "superexec", "flwr"
 LEAVE_FIRST = ("flwr-serverapp", "flower-supernode", "wildflower-supernode")
 """Programs that end before the SuperLink: a run, lest it takes the devices' end for their failure,
 then the devices, so that the SuperLink knows them to be offline when they come back."""
-
-POLL_SECONDS = "0.2"
-"""How often a SuperExec asks for work. Flower's default of 1 s costs as much in every round."""
 
 
 def fleet_mark(directory: Path) -> str:

@@ -66,7 +66,7 @@ def test_every_process_has_tls_keys_and_a_home_of_its_own(fleet: Fleet) -> None:
         assert spec.environment["FLWR_TELEMETRY_ENABLED"] == "0"
         assert spec.environment["FLWR_DISABLE_UPDATE_CHECK"] == "1"
         assert spec.environment["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
-        assert spec.environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] == "0.2"
+        assert spec.environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] == "0.5"
         assert f"{MARK}={spec.environment[MARK]}" == specs.mark
         assert f"{PROCESS_MARK}={spec.environment[PROCESS_MARK]}" == spec.mark
         assert Path(spec.environment["FLWR_HOME"]).is_relative_to(fleet.directory)
