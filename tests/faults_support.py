@@ -16,7 +16,6 @@ from deploy.fleet.local import LocalFleet
 from deploy.fleet.specs import flower_client
 from deploy.flower.commands import FlowerRun
 from deploy.flower.processes import all_processes
-from strategies.base.round_files import rounds_in
 from tests.held_models import held_models
 from tests.support import SMALL, Outcome
 
@@ -24,6 +23,7 @@ LIMIT = 600.0
 """Seconds that anything may take, many times what it needs."""
 
 CLIENTS = ("client-0", "client-1", "client-2")
+NOT_HELD = (CLIENTS[0], CLIENTS[2])
 STRANGER = "client-3"
 """The device whose key the SuperLink does not know."""
 
@@ -60,7 +60,7 @@ class Faults:
         self.running = running
         self.hold = hold
         self.runs = runs
-        self._begun = (0, 0)
+        self._begun: tuple[int, list[int]] = (0, [])
 
     def everyone(self) -> None:
         """Start what an earlier test has ended, and wait for it."""
@@ -125,9 +125,10 @@ class Faults:
         root = self.running.fleet.files.of(f"client-{client_id}") / "state" / name
         return root / f"client-{client_id:05d}"
 
-    def _answers(self) -> int:
-        """Return how many answers of client 0 have arrived, all of their arrays."""
-        return Path(self.running.processes[CLIENTS[0]].log).read_text().count(ARRIVED)
+    def _answers(self) -> list[int]:
+        """Return how many answers of the clients not held have arrived, all of their arrays."""
+        logs = [Path(self.running.processes[name].log) for name in NOT_HELD]
+        return [log.read_text().count(ARRIVED) for log in logs]
 
     def wait_in_run(self, run_id: str, condition: Callable[[], bool], what: str) -> None:
         """Wait until a condition holds while a run is under way."""
@@ -151,16 +152,19 @@ class Faults:
         self.wait_in_run(run_id, lambda: self.rounds(name) >= number, what)
 
     def wait_in_round(self, name: str, number: int, run_id: str) -> None:
-        """Wait until client 0 has trained in a round, which has not ended if client 1 is held.
+        """Wait until clients 0 and 2 have trained in a round that does not end, as client 1 is held.
 
-        Its answer is with the SuperLink then: what is cut off in the middle is lost, and recorded.
+        Their answers are with the SuperLink then: what is cut off in the middle is lost, and
+        recorded.
         """
-        states = self.states(0, name)
-        what = f"training in round {number} of run {name}"
-        self.wait_in_run(run_id, lambda: number in rounds_in(states), what)
+        what = f"the answers to the training in round {number} of run {name}"
         before, answers = self._begun
-        wanted = answers + 1 + number - before  # one is that to the registration
-        self.wait_in_run(run_id, lambda: self._answers() >= wanted, f"the answer to {what}")
+        more = 1 + number - before  # one is that to the registration
+
+        def arrived() -> bool:
+            return all(n >= old + more for n, old in zip(self._answers(), answers, strict=True))
+
+        self.wait_in_run(run_id, arrived, what)
         assert self.rounds(name) == number - 1
 
 

@@ -1,6 +1,8 @@
 """A comparison through real `flwr run`s: interrupted, continued, and then nothing left to do.
 
-The run that is interrupted after its second round goes on to the numbers of one left alone.
+The run that is interrupted after its second round goes on to the numbers of one process. It is the
+app as it is shipped, with a user's folder of pictures and own models by file and module; first on
+its path lies what a user may have: files and folders with the names of our packages.
 """
 
 from __future__ import annotations
@@ -17,17 +19,19 @@ from typing import Any
 
 import pytest
 import yaml
+from PIL import Image
 
 from deploy.flower.processes import end_family, family
 from tests.held_models import held_models
-from tests.support import Outcome, run_federation
+from tests.support import OWN_MODEL, Outcome, make_hostile, run_federation
 
 REPOSITORY = Path(__file__).parents[2]
 SECONDS = 400
 
 RECORDS = "out/two-fedre-seed0/rounds.csv"
-IN_ROUND_3 = f'any(len(p.read_text().splitlines()) > 2 for p in HERE.glob("{RECORDS}"))'
+IN_ROUND_3 = f'any(len(p.read_text().splitlines()) > 2 for p in HERE.parent.glob("{RECORDS}"))'
 """Whether FedRE's run has recorded two rounds, below a header."""
+MODELS = ("cnn5", "own_models:tiny", "nets:tiny", "held_models:held")
 
 
 def start(path: Path, log: Path) -> subprocess.Popen[bytes]:
@@ -35,7 +39,9 @@ def start(path: Path, log: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, "-m", "deploy.compare", str(path)],
             cwd=REPOSITORY, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
-            env={**os.environ, "WILDFLOWER_TEST": str(path)},
+            env={
+                **os.environ, "WILDFLOWER_TEST": str(path), "PYTHONPATH": str(path.parent / "path"),
+            },
         )  # fmt: skip
 
 
@@ -61,41 +67,71 @@ def finished(run: Outcome) -> int:
 
 
 def in_one_process(directory: Path, config: dict[str, Any]) -> Outcome:
-    """Repeat a run of two clients with its recorded settings, without Flower and Ray."""
+    """Repeat a run with its recorded settings, without Flower and Ray."""
     elsewhere = {"output-dir", "run-name", "resume", "local-run"}
     values = {key: value for key, value in config.items() if key not in elsewhere}
     keys = {key.replace(".", "__").replace("-", "_"): value for key, value in values.items()}
-    return run_federation(directory, 2, **keys)
+    return run_federation(directory, len(MODELS), **keys)
+
+
+def write_pictures(root: Path) -> None:
+    """Write a folder of images of three colours, one a class."""
+    for part, count in (("train", 24), ("test", 8)):
+        for number, name in enumerate(("ant", "bee", "cow")):
+            (root / part / name).mkdir(parents=True)
+            for k in range(count):
+                image = Image.new("RGB", (32, 32), color=(80 * number, 10 * k, 90))
+                image.save(root / part / name / f"{k}.png")
+
+
+def write_user_files(root: Path) -> None:
+    """Write what a user brings: pictures, own models in `code` and on the path, and traps."""
+    write_pictures(root / "pictures")
+    code, on_path = root / "code", root / "path"
+    for folder in (code, on_path):
+        folder.mkdir()
+        make_hostile(folder)
+    # The folder has a `data` as well, and a file `data.py` that an own model imports.
+    (code / "data.py").write_text(OWN_MODEL)
+    (code / "nets.py").write_text("from .data import tiny\nimport data\ndata.DATASETS\n")
+    (code / "held_models.py").write_text(
+        held_models(f'(HERE.parent / "hold").exists() and {IN_ROUND_3}')
+    )
+    (on_path / "own_models.py").write_text(OWN_MODEL)
+    (root / "hold").touch()
+
+
+def write_comparison(path: Path) -> None:
+    content = {
+        "name": "two",
+        "output-dir": str(path.parent / "out"),
+        "clients": len(MODELS),
+        "methods": ["local", "fedre"],
+        "seeds": [0],
+        "target-accuracy": 0.01,
+        "parallel-workers": 1,
+        "settings": {
+            "num-rounds": 3,
+            "dataset": "imagefolder",
+            "data-dir": str(path.parent / "pictures"),
+            "partition": "iid",
+            "subset": 1.0,
+            "min-examples": 5,
+            "models": ", ".join(f"{i}={model}" for i, model in enumerate(MODELS)),
+            "code-dir": str(path.parent / "code"),
+        },
+    }
+    path.write_text(yaml.safe_dump(content))
 
 
 @pytest.mark.e2e
 def test_an_interrupted_comparison_goes_on_and_then_skips_everything(
-    path: Path, tmp_path: Path
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """README, U44, U49, too: an image folder split over the clients, and own models."""
     log, hold = tmp_path / "log.txt", tmp_path / "hold"
-    (tmp_path / "held_models.py").write_text(
-        held_models(f'(HERE / "hold").exists() and {IN_ROUND_3}')
-    )
-    hold.touch()
-    path.write_text(
-        yaml.safe_dump(
-            {
-                "name": "two",
-                "output-dir": str(tmp_path / "out"),
-                "clients": 2,
-                "methods": ["local", "fedre"],
-                "seeds": [0],
-                "target-accuracy": 0.01,
-                "parallel-workers": 1,
-                "settings": {
-                    "num-rounds": 3,
-                    "subset": 0.15,
-                    "models": "cnn2, held_models:held",
-                    "code-dir": str(tmp_path),
-                },
-            }
-        )
-    )
+    write_user_files(tmp_path)
+    write_comparison(path)
     run = Outcome(tmp_path / "out" / "two-fedre-seed0")
     process = start(path, log)
     deadline = time.monotonic() + SECONDS
@@ -120,16 +156,35 @@ def test_an_interrupted_comparison_goes_on_and_then_skips_everything(
     with (tmp_path / "out/two.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["seeds_complete"] for row in rows] == ["1", "1"]
-    assert float(rows[1]["uplink_per_round"]) == 2 * 512
+    assert float(rows[1]["uplink_per_round"]) == len(MODELS) * 512
     assert float(rows[1]["final"]) >= 0
 
-    assert {row["workers"] for row in run.rows("rounds")} == {"1"}
-    here = in_one_process(tmp_path / "here", run.config["config"])
-    for name in ("metrics.csv", "traffic.csv"):
-        assert run.text(name) == here.text(name)
+    assert_as_in_one_process(run, tmp_path, monkeypatch)
 
     started = time.monotonic()
     assert start(path, log).wait(60) == 0
     assert "2 runs, 2 already complete" in log.read_text()
     assert "starts" not in log.read_text()
     assert time.monotonic() - started < 60
+
+
+def assert_as_in_one_process(
+    run: Outcome, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check a run's files against those of the same clients without Flower and Ray."""
+    (directory / "clean").mkdir()
+    (directory / "clean" / "own_models.py").write_text(OWN_MODEL)
+    monkeypatch.syspath_prepend(directory / "clean")
+    here = in_one_process(directory / "here", run.config["config"])
+    for name in ("metrics.csv", "traffic.csv", "clients.csv"):
+        assert run.text(name) == here.text(name)
+    clients = run.rows("clients")
+    assert tuple(row["model"] for row in clients) == MODELS
+    assert {row["raw_dim"] for row in clients} == {"500", "64"}
+    assert sum(int(row["train_examples"]) for row in clients) > 50
+    assert {row["workers"] for row in run.rows("rounds")} == {"1"}
+    summary = run.summary
+    assert summary["accuracy"] == here.summary["accuracy"]
+    assert (summary["method"], summary["clients"]) == ("fedre", len(MODELS))
+    assert summary["traffic"]["uplink_scalars_per_round"] == len(MODELS) * 512
+    assert (run.path / "report.html").stat().st_size > 10_000

@@ -83,7 +83,7 @@ def test_all_methods_had_their_turn(turns: Turns) -> None:
 
 @pytest.mark.parametrize("method", method_names())
 def test_flwr_run_equals_the_same_process(method: str, turns: Turns, tmp_path: Path) -> None:
-    """The files are those of a run without Ray; test_simulation runs the app as it is shipped."""
+    """The files are those of a run without Ray; test_comparison runs the app as it is shipped."""
     log = turns.log_of(method)
     assert "1 of 3 clients" in log, log
     through_ray = Outcome(turns.directory / method)
