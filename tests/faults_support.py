@@ -152,7 +152,7 @@ class Faults:
         self.wait_in_run(run_id, lambda: self.rounds(name) >= number, what)
 
     def wait_in_round(self, name: str, number: int, run_id: str) -> None:
-        """Wait until clients 0 and 2 have trained in a round that does not end, as client 1 is held.
+        """Wait until clients 0 and 2 have trained in a round that the held client 1 delays.
 
         Their answers are with the SuperLink then: what is cut off in the middle is lost, and
         recorded.

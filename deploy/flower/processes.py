@@ -19,6 +19,11 @@ from types import FrameType
 
 import psutil
 
+RUNS = ("flwr-serverapp", "flwr-simulation")
+"""Programs that record rounds."""
+RUN_SECONDS = 5.0
+"""What one of them has to leave a report."""
+
 
 def all_processes() -> dict[psutil.Process, tuple[int, int]]:
     """Return parent and session of every process that is no zombie.
@@ -79,7 +84,7 @@ def _carries(process: psutil.Process, variable: str) -> bool:
 
 
 def end_family(variable: str, known: set[psutil.Process], first: Sequence[str] = ()) -> None:
-    """End all processes of a family: politely, then after three seconds for good.
+    """End all processes of a family: politely, then after some seconds for good.
 
     Parameters
     ----------
@@ -87,10 +92,15 @@ def end_family(variable: str, known: set[psutil.Process], first: Sequence[str] =
         As for `family`.
     first : sequence of str, optional
         Programs that are ended one after the other before all else, because they take leave of
-        what ends later; each has three seconds.
+        what ends later; each has three seconds. One of `RUNS` has five, and is gone then: it
+        would take what ends next for failed clients.
     """
-    stages = [(signal.SIGTERM, 3.0, program) for program in (*first, "")]
-    stages.append((signal.SIGKILL, 10.0, ""))
+    stages = []
+    for program in first:
+        run = program in RUNS
+        stages += [(signal.SIGTERM, RUN_SECONDS if run else 3.0, program)]
+        stages += [(signal.SIGKILL, 10.0, program)] if run else []
+    stages += [(signal.SIGTERM, 3.0, ""), (signal.SIGKILL, 10.0, "")]
     for number, seconds, program in stages:
         deadline = time.monotonic() + seconds
         known = family(variable, known)

@@ -21,6 +21,7 @@ from deploy.flower.commands import (
     flower_environment,
 )
 from deploy.flower.processes import (
+    RUNS,
     answers,
     end_child,
     end_family,
@@ -32,8 +33,6 @@ from deploy.flower.text import log_text
 
 MARK = "WILDFLOWER_FLOWER_SIMULATION"
 """Environment variable that every process of one `FlowerSimulation` carries."""
-RUNS_FIRST = ("flwr-simulation",)
-"""What ends before all else: a run, lest it takes the end of Ray's workers for failed clients."""
 
 
 class PrivateSuperLink(FlowerClient):
@@ -105,7 +104,7 @@ class PrivateSuperLink(FlowerClient):
         with uninterrupted():
             self.processes()
             superlink, self._superlink = self._superlink, None
-            end_family(self._variable, self._known, first=RUNS_FIRST)
+            end_family(self._variable, self._known, first=RUNS)
             if superlink is not None:
                 end_child(superlink)
             shutil.rmtree(self._scratch, ignore_errors=True)

@@ -145,7 +145,7 @@ def test_an_interrupted_comparison_goes_on_and_then_skips_everything(
     finally:
         process.kill()
     assert left_behind(path) == set()
-    assert finished(run) == 2
+    assert finished(run) == 2, f"{run.rows('failures')} {run.config} {log.read_text()}"
     hold.unlink()
     assert "1 of 2 runs complete" in (tmp_path / "out/two.html").read_text()
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from deploy.fleet import log_files
 from deploy.fleet.description import Restarts
 from deploy.fleet.supervisor import FAILED, HELD, PAUSING, REVOKED, RUNNING, Spec, Supervisor
 from deploy.fleet.watchdog import Watchdog
+from deploy.flower import processes
 from deploy.flower.processes import end_family, family
 
 SLEEP = "import time; print('here', flush=True); time.sleep(60)"
@@ -146,34 +148,42 @@ def test_the_watchdog_ends_what_a_dead_parent_leaves(watched: Watched, dismissed
         watchdog._child.wait(60)
 
 
-def test_programs_end_in_the_order_asked_for(tmp_path: Path) -> None:
+def test_programs_end_in_the_order_asked_for_and_a_run_before_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "RUNS", ("run",))
+    monkeypatch.setattr(processes, "RUN_SECONDS", 0.5)
     mark = f"WILDFLOWER_TEST={tmp_path.name}-{time.time_ns()}"
     variable, _, value = mark.partition("=")
     code = (
-        "import signal, sys, time\n"
+        "import os, signal, sys, time\n"
         "def leave(*_):\n"
         "    time.sleep(0.3)\n"
-        f"    open({str(tmp_path / 'order')!r}, 'a').write(sys.argv[0] + ' ')\n"
+        "    try:\n"
+        "        os.kill(int(sys.argv[1]), 0)\n"
+        "        runs = 'run '\n"
+        "    except ProcessLookupError:\n"
+        "        runs = ''\n"
+        f"    open({str(tmp_path / 'order')!r}, 'a').write(runs + sys.argv[0] + ' ')\n"
         "    sys.exit()\n"
-        "signal.signal(signal.SIGTERM, leave)\n"
+        "signal.signal(signal.SIGTERM, leave if sys.argv[0] != 'run' else signal.SIG_IGN)\n"
         "print(flush=True)\n"
         "time.sleep(60)\n"
     )
-    children = []
-    for name in ("link", "node", "app"):
+    children: list[subprocess.Popen[bytes]] = []
+    for name in ("run", "link", "node", "app"):
         (tmp_path / name).write_text(code)
         child = subprocess.Popen(
-            [sys.executable, name],
-            cwd=tmp_path,
-            env={**os.environ, variable: value},
-            stdout=subprocess.PIPE,
-        )
+            [sys.executable, name, str(children[0].pid if children else 0)],
+            cwd=tmp_path, env={**os.environ, variable: value}, stdout=subprocess.PIPE,
+        )  # fmt: skip
         assert child.stdout is not None
         child.stdout.readline()
         children.append(child)
-    end_family(mark, set(), first=("app", "node"))
+    threading.Thread(target=children[0].wait, daemon=True).start()  # so that it is no zombie
+    end_family(mark, set(), first=("run", "app", "node"))
     assert (tmp_path / "order").read_text().split() == ["app", "node", "link"]
-    assert [child.wait(10) for child in children] == [0, 0, 0]
+    assert [child.wait(10) for child in children] == [-signal.SIGKILL, 0, 0, 0]
 
 
 SIGNALLED = """
@@ -228,6 +238,7 @@ def test_what_is_not_wanted_any_more_is_not_started_again(watched: Watched) -> N
 
 
 WRITE = """
+import threading
 import time
 print('SuperNode ID: 7', flush=True)
 for i in range(10**9):
