@@ -19,9 +19,12 @@ from tests.support import SMALL, Outcome
 
 pytestmark = pytest.mark.e2e
 
+# Few, small images: what crosses processes is as various, and computing it takes a third.
 CONFIG: dict[str, Any] = {
     "sample_fraction": 0.34,
-    "subset": 0.15,
+    "subset": 0.1,
+    "image_size": 16,
+    "feature_dim": 32,
     "round_timeout": LIMIT,  # a method that hangs is given up in time for the others
 }
 APP = """
