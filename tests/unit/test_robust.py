@@ -11,6 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from data import load_public
 from server_app.idle_keys import idle_keys
 from strategies.base.messages import ClientUpdate
 from strategies.base.method import get_method, method_names
@@ -154,12 +155,21 @@ def filled(server: ServerAtWork, client: int, value: float) -> Any:
     return method.uplink(**fields)
 
 
+DISTILLING = ("feddf", "fedet")
+
+
 def largest_after(method: str, values: list[float], **settings: Any) -> float:
     """Return the largest value that goes out after clients sent these, pools left out."""
     config = {"method": method, "models": "resnet10-w4", "feature-dim": 16, "fedmrl.d1": 16}
     config |= settings
+    mark = ""
+    if method in DISTILLING:
+        # What the server learns of public items afterwards is no mean.
+        public = {"public-dataset": "digits", "public-size": 12, "public-overlap": "allowed"}
+        config |= {**public, f"{method}.server-epochs": 0}
+        mark = load_public("digits", 12, 1, 16).fingerprint
     infos = [
-        a_client_info(i, model="resnet10-w4", image_size=16, feature_dim=16)
+        a_client_info(i, model="resnet10-w4", image_size=16, feature_dim=16, public_hash=mark)
         for i in range(len(values))
     ]
     server = ServerAtWork(parse_run_config(config), infos)
