@@ -111,6 +111,8 @@ def say_rounds(running: LocalFleet, count: int, rounds: int, say: Callable[[str]
 
     run = running.wait(run_id, LONGEST_S, on_line=on_line)
     say(f"  run {run.status}, {time.monotonic() - begin:.0f} s")
+    if not run.completed:
+        say("\n".join(run.log.splitlines()[-5:]))
 
 
 def main() -> None:
