@@ -6,7 +6,7 @@ A subclass of `GroupServer` says what becomes of the round's means.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from torch import Tensor
@@ -48,9 +48,9 @@ class GroupServerState:
 T = TypeVar("T", bound=GroupServerState)
 
 
-def first_of_each(groups: Mapping[int, str]) -> set[int]:
+def first_of_each(groups: Mapping[int, Hashable]) -> set[int]:
     """Return the lowest id of every group, of clients' groups by id."""
-    first: dict[str, int] = {}
+    first: dict[Hashable, int] = {}
     for client_id in sorted(groups):
         first.setdefault(groups[client_id], client_id)
     return set(first.values())

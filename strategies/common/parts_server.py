@@ -19,6 +19,7 @@ from strategies.base.payload import Template
 from strategies.base.rng import SERVER, derive_seed, isolated_torch_rng
 from strategies.base.run_config import RunConfig
 from strategies.base.server import RegistrationError, ServerContext, ServerHalf
+from strategies.common.groups import first_of_each
 from strategies.common.layerwise import Layout, WeightsPayload
 from strategies.common.parts import Parts, part_layout, spans_of
 
@@ -191,10 +192,7 @@ class PartServer(ServerHalf[PartServerState, WeightsPayload]):
         """Return who measures a test set that all share: one client of every part."""
         if context.run.test_split != "global" or context.config.buffers == "local":
             return set(clients)
-        first: dict[Part, int] = {}
-        for client_id in sorted(clients):
-            first.setdefault(self.part(context, client_id), client_id)
-        return set(first.values())
+        return first_of_each({client: self.part(context, client) for client in clients})
 
     def part(self, context: ServerContext, client_id: int) -> Part:
         """Return a client's part in this round."""
