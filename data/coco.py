@@ -2,10 +2,10 @@
 
 `train2017` is the training set and `val2017` the test set; with one of them alone a fixed
 stratified 20 % of it are the test set. Pictures without an annotated object are left out, and, said
-in a note, annotations of pictures that the file does not list. A class
-is present where an object or a crowd of it is; in masks, crowds are ignored and smaller objects
-lie over larger ones. The main class is that of the largest object. Of a picture's captions the
-one with the lowest number is taken.
+in a note, annotations of pictures that the file does not list. A class is present where an object
+or a crowd of it is; in masks, crowds are ignored and smaller objects lie over larger ones. The main
+class is that of the largest object. Of a picture's captions the one with the lowest number is
+taken.
 """
 
 from __future__ import annotations
