@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
@@ -169,7 +170,7 @@ def _finish(info: ModelInfo, backbone: nn.Module, shape: InputShape | TextShape)
     backbone.eval()
     try:
         with torch.no_grad():
-            backbone(_blank(shape, device))
+            backbone(blank(shape, device))
     except Exception as cause:  # a user's forward may raise anything
         raise ModelError(f"model {info.name!r} does not run on {shape}: {cause}") from cause
     finally:
@@ -206,9 +207,9 @@ def try_backbone(
     features: object = None
     model.eval()  # BatchNorm statistics stay untouched
     try:
-        raw = run_blank(backbone, lambda device: _blank(shape, device))
+        raw = run_blank(backbone, partial(blank, shape))
         if maps:
-            features = run_blank(backbone, lambda device: _blank(shape, device), "maps")
+            features = run_blank(backbone, partial(blank, shape), "maps")
     except Exception as cause:  # a user's forward may raise anything
         raise ModelError(
             f"model {info.name!r} does not run on {shape}: {cause}; {_advice(info, shape)}"
@@ -231,7 +232,7 @@ def _advice(info: ModelInfo, shape: InputShape | TextShape) -> str:
     return "choose a model for this image size and these channels, or resize the images"
 
 
-def _blank(shape: InputShape | TextShape, device: torch.device) -> Tensor:
+def blank(shape: InputShape | TextShape, device: torch.device) -> Tensor:
     """Make two examples: black images, or texts of one word repeated."""
     if isinstance(shape, TextShape):
         return torch.ones(2, shape.length, dtype=torch.int64, device=device)

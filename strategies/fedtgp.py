@@ -44,6 +44,7 @@ from strategies.base.options import AUTO, option
 from strategies.base.payload import array
 from strategies.base.rng import SERVER, derive_seed, isolated_torch_rng
 from strategies.base.server import LOSS_AFTER, LOSS_BEFORE, ServerContext, ServerHalf
+from strategies.common.optimizers import keep_compiler_out, take_step
 from strategies.common.prototypes import (
     class_means,
     distances,
@@ -200,6 +201,7 @@ def train_generator(
     float
         Mean loss per prototype during the last epoch.
     """
+    keep_compiler_out()
     optimizer = torch.optim.SGD(generator.parameters(), lr=lr)
     mean_loss = 0.0
     for _ in range(epochs):
@@ -208,7 +210,7 @@ def train_generator(
             loss = margin_loss(received[rows], labels[rows], generator(), margin)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
-            optimizer.step()
+            take_step(optimizer)
             total += loss.item() * len(rows)
         mean_loss = total / len(received)
     return mean_loss

@@ -43,8 +43,7 @@ def processes() -> ForkServerContext:
     That one has a single thread, never runs a client, and ends when this process does.
     """
     context = multiprocessing.get_context("forkserver")
-    # `_dynamo` is what torch's optimizers import when they are used first.
-    context.set_forkserver_preload([__name__, "torch._dynamo"])
+    context.set_forkserver_preload([__name__])
     return context
 
 

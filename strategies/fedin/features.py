@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from models import InputShape, ModelError, SplitModel, Splittable, TextShape
+from models.build import blank
+from models.skeleton import run_blank
 from strategies.base.payload import array
 from strategies.base.treatments import VALUE
 from strategies.common.layerwise import WeightsPayload
@@ -60,7 +63,7 @@ class FeaturesPayload(WeightsPayload):
 
 
 def feature_shape(model: SplitModel, images: InputShape | TextShape) -> FeatureShape:
-    """Return the shapes at a model's cut; the model may live on the meta device.
+    """Return the shapes at a model's cut; the model may be a skeleton.
 
     Raises
     ------
@@ -72,11 +75,9 @@ def feature_shape(model: SplitModel, images: InputShape | TextShape) -> FeatureS
             f"model {model.name} cannot be cut after its stem; choose one of the ResNet or CNN "
             "families, or let its backbone subclass SplittableBackbone (stem and body)"
         )
-    device, training = model.head.weight.device, model.training
-    blank = torch.zeros(2, images.channels, images.image_size, images.image_size, device=device)
+    training = model.training
     model.eval()  # running statistics stay as they are
-    with torch.no_grad():
-        shape = tuple(model.stem(blank).shape)
+    shape = tuple(run_blank(model, partial(blank, images), "stem").shape)
     model.train(training)
     if len(shape) != 4 or shape[2] != shape[3]:
         raise ModelError(

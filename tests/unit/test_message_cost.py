@@ -19,21 +19,14 @@ ROOT = Path(__file__).parents[2]
 CODE = """
 import sys
 from pathlib import Path
-from client_app.app import app
-from models.build import proven
 from tests.support import run_federation
 
-def without_trial(message, context):  # the registration, which tries models, is a message by itself
-    if message.metadata.message_type != "query":
-        return app(message, context)
-    with proven():
-        return app(message, context)
-
-resume = {"resume": "run"} if sys.argv[2] != "2" else {}
-run_federation(
-    Path(sys.argv[1]), 2, app=without_trial, method="fedre", num_rounds=int(sys.argv[2]),
-    models="resnet10-w4, cnn5", **resume
-)
+directory, rounds = Path(sys.argv[1]), int(sys.argv[2])
+common = {"models": "resnet10-w4, cnn5"}
+resume = {"resume": "run"} if rounds != 2 else {}
+run_federation(directory, 2, method="fedre", num_rounds=rounds, **common, **resume)
+for method in ("fedin", "fedgen", "fedtgp") if rounds == 2 else ():  # with more than fedre has
+    run_federation(directory / method, 2, method=method, num_rounds=1, **common)
 print(*(name for name in ("torch._dynamo", "torch.utils.flop_counter") if name in sys.modules))
 """
 
@@ -49,7 +42,8 @@ def rounds_in_a_new_process(directory: Path, rounds: int) -> str:
 def test_no_round_needs_the_compiler_nor_a_later_one_the_counter(tmp_path: Path) -> None:
     """Rounds 1 and 2 count operations; round 3, in a new process, has the counts.
 
-    The server, in the same process, trains a head and needs no compiler either.
+    The server, in the same process, trains a head, a generator, and prototypes, and needs no
+    compiler either.
     """
     assert rounds_in_a_new_process(tmp_path, 2) == "torch.utils.flop_counter"
     assert rounds_in_a_new_process(tmp_path, 3) == ""
