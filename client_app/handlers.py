@@ -98,7 +98,7 @@ def describe_client(context: ClientContext, method: Method) -> ClientInfo:
         num_classes=data.num_classes,
         channels=data.channels,
         image_size=data.image_size,
-        class_hash=hashlib.sha256("\n".join(data.class_names).encode()).hexdigest()[:16],
+        class_hash=data.class_hash,
         classes=list(counts),
         class_counts=list(counts.values()) if context.shares_class_counts else [],
         train_examples=len(data.train),

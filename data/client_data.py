@@ -63,6 +63,11 @@ class ClientData:
         return tuple(names[label] for label in self.classes) if self.classes else names
 
     @property
+    def class_hash(self) -> str:
+        """16 hexadecimal digits that stand for the class names in their order."""
+        return hashlib.sha256("\n".join(self.class_names).encode()).hexdigest()[:16]
+
+    @property
     def channels(self) -> int:
         """Number of image channels, 0 for a task on sentences."""
         return self._images.channels if self._images is not None else 0

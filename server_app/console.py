@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from data.tasks import task_name
 from server_app import formats, log
@@ -19,6 +19,9 @@ from server_app.records.privacy_ledger import NOT_COVERED, SEED, SEEDED
 from strategies.base.messages import ClientInfo
 from strategies.base.options import option_keys
 from strategies.base.run_config import RunConfig
+
+if TYPE_CHECKING:
+    from strategies.base.server import ServerScores
 
 SHOWN_CLIENTS = 20
 say = log.say
@@ -161,6 +164,13 @@ def round_scores(latest: Sequence[TaskScore], best: Mapping[str, float]) -> str:
     return "  ".join(f"{s.task} {s.metric} {percent(s.mean)} ({s.clients})" for s in latest)
 
 
+def server_scores(scores: ServerScores | None) -> str:
+    """Return what a round's line says of the server's own model; nothing where it has none."""
+    if scores is None:
+        return ""
+    return "  server " + ", ".join(f"{n} {percent(v)}" for n, v in sorted(scores.values.items()))
+
+
 def final_table(
     infos: Mapping[int, ClientInfo], accuracy: Mapping[int, float], trained: Mapping[int, int]
 ) -> str:
@@ -198,7 +208,7 @@ def closing_lines(summary: Mapping[str, Any]) -> str:
     scores = summary.get("scores") or {}
     plain = is_plain({task: entry["metric"] for task, entry in scores.items()})
     lines = _accuracy_lines(summary) if plain else _score_lines(summary)
-    lines += _delta_lines(summary)
+    lines += _server_lines(summary) + _delta_lines(summary)
     lines += _privacy_lines(summary)
     if out := summary.get("quarantined"):
         lines.append(f"warning: in quarantine, refused again and again: {named_clients(out)}")
@@ -266,6 +276,20 @@ def _chosen(entry: Mapping[str, Any], metric: str, basis: Mapping[str, Any]) -> 
         return ""
     among = f", {basis['best_caveat']}" if basis.get("best_caveat") else ""
     return f" in round {entry['best_round']}, chosen by {entry['best_by']} {metric}{among}"
+
+
+def _server_lines(summary: Mapping[str, Any]) -> list[str]:
+    """Return what the server's own model reached, if it was scored."""
+    found = summary.get("server")
+    if not found:
+        return []
+    parts = [f"{n} {percent(v)}" for n, v in found["finals"].items() if n != found["metric"]]
+    return [
+        f"server's model {percent(found['final'])} {found['metric']} after round "
+        f"{found['final_round']} on {found['examples']:,} examples ({found['on']}; best "
+        f"{percent(found['best'])} in round {found['best_round']}, chosen by itself)",
+        *[f"  {', '.join(parts)}"] * bool(parts),
+    ]
 
 
 def _privacy_lines(summary: Mapping[str, Any]) -> list[str]:

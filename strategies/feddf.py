@@ -16,9 +16,11 @@ Clients may have unlike tasks: those of one task are an ensemble of their own, a
 in a round teaches nobody. Of a multi-label task every class is its own Bernoulli variable. Users
 that segment are averaged by architecture and not distilled: their logits are maps.
 
-Scalars: |w_k| up and down. Evaluated: every architecture's model, before local training. The server
-holds one model at a time, sums of weights, and one (P, C) mean of logits a task, however many
-clients there are; with `robust-mean` what all of them sent.
+Scalars: |w_k| up and down. Evaluated: every architecture's model, before local training; and by the
+server, after distillation, on the official test examples (`test-split = "global"`): the accuracy of
+every architecture's, and their mean, each counting alike. The server holds one model at a time,
+sums of weights, and one (P, C) mean of logits a task, however many clients there are; with
+`robust-mean` what all of them sent.
 
 Departures: the paper stops on labelled validation data of the server, 1e4 steps at most and 1e3
 without a gain, 26 and 3 passes over its 50,000 images; here public items have no labels, and
@@ -43,7 +45,7 @@ from torch import Tensor, nn
 from strategies.base.messages import ClientInfo, ClientUpdate
 from strategies.base.method import Training, register
 from strategies.base.options import option
-from strategies.base.server import LOSS_AFTER, LOSS_BEFORE, ServerContext
+from strategies.base.server import LOSS_AFTER, LOSS_BEFORE, ServerContext, ServerScores
 from strategies.common.groups import (
     GroupClient,
     GroupClientState,
@@ -56,9 +58,14 @@ from strategies.common.optimizers import keep_compiler_out, take_step
 from strategies.common.public import PublicItems
 from strategies.common.robust import mean_over_clients
 from strategies.common.server_models import (
+    OFFICIAL_TEST,
+    ServerPlace,
+    accuracy_on,
     filled,
     group_of,
+    layout_for,
     logits_of,
+    official_test,
     public_for,
     public_items,
 )
@@ -213,6 +220,32 @@ class Server(GroupServer[ServerState]):
             state.weights |= {f"{group}/{name}": item for name, item in entries.items()}
         return _metrics(done)
 
+    def score_basis(self, context: ServerContext) -> str:
+        tests = [official_test(context, info.model) for info in _one_of_each(context).values()]
+        return f"{len(tests[0]):,} examples: {OFFICIAL_TEST}"
+
+    def score(self, context: ServerContext, state: ServerState) -> ServerScores:
+        """Return every architecture's accuracy, and their mean."""
+        found: dict[str, float] = {}
+        for group, info in _one_of_each(context).items():
+            names = layout_for(context.run, info).all
+            held = {
+                n: state.weights[f"{group}/{n}"] for n in names if f"{group}/{n}" in state.weights
+            }
+            if not held:
+                continue  # of a client that has joined and not yet been sent anything
+            test = official_test(context, info.model)
+            model = filled(context.run, info, held)
+            found[f"accuracy_{group}"] = accuracy_on(test, model, ServerPlace(context.run))
+        mean = math.fsum(found.values()) / len(found)
+        return ServerScores({"accuracy": mean, **found}, len(test))
+
+
+def _one_of_each(context: ServerContext) -> dict[str, ClientInfo]:
+    """Return a client of every architecture, by its name."""
+    clients = sorted(context.clients.values(), key=lambda info: info.client_id, reverse=True)
+    return dict(sorted({group_of(info): info for info in clients}.items()))
+
 
 def _segments(info: ClientInfo) -> bool:
     return info.task.startswith("segmentation")
@@ -250,4 +283,6 @@ METHOD = register(
     any_task=True,
     public_data=True,
     averages=True,
+    server_score="accuracy",
+    server_scored_on=OFFICIAL_TEST,
 )

@@ -16,10 +16,11 @@ server:
 4. its head, W (C, d) and b (C,), replaces that of every architecture.
 
 Scalars: |w_k| up and down. Evaluated: every architecture's model with the server's head, before
-local training. The server's own model never leaves it, so no client can score it: it is in the
-checkpoints, and `server_agreement` is the share of the public items that it labels y. The server
-holds one client's model at a time, and of the s_k sums by label that was predicted, (P, C, C), in a
-file that takes up disk only where there is something: both are flat in the number of clients.
+local training; and the server's own model, which never leaves it, by the server on the official
+test examples (`test-split = "global"`). `server_agreement` is the share of the public items that it
+labels y. The server holds one client's model at a time, and of the s_k sums by label that was
+predicted, (P, C, C), in a file that takes up disk only where there is something: both are flat in
+the number of clients.
 
 Chosen here: Adam at 1e-3, one pass a round over the public items in batches of 64; the server's
 model is drawn from the run's seed and trained on from round to round; v_k = 0 everywhere, which is
@@ -48,7 +49,13 @@ from strategies.base.method import Training, register
 from strategies.base.options import ConfigError, option
 from strategies.base.rng import SERVER, derive_seed, isolated_torch_rng
 from strategies.base.run_config import RunConfig
-from strategies.base.server import LOSS_AFTER, LOSS_BEFORE, ServerContext
+from strategies.base.server import (
+    LOSS_AFTER,
+    LOSS_BEFORE,
+    NotScoredError,
+    ServerContext,
+    ServerScores,
+)
 from strategies.common.groups import (
     GroupClient,
     GroupClientState,
@@ -60,10 +67,14 @@ from strategies.common.layerwise import WeightsPayload
 from strategies.common.optimizers import keep_compiler_out, take_step
 from strategies.common.public import PublicItems
 from strategies.common.server_models import (
+    OFFICIAL_TEST,
+    ServerPlace,
+    accuracy_on,
     built,
     filled,
     group_of,
     logits_of,
+    official_test,
     public_for,
     public_items,
 )
@@ -233,9 +244,7 @@ class Server(GroupServer[ServerState]):
 
     def initial_state(self, context: ServerContext) -> ServerState:
         """Draw all first weights, and load the public items once, before anything is sent."""
-        largest = max(context.clients.values(), key=lambda info: (info.parameters, info.model))
-        name = context.config.server_model
-        name = largest.model if name == "auto" else name
+        name = _server_name(context)
         info = dataclasses.replace(context.any_client, model=name)
         try:
             with isolated_torch_rng(derive_seed(context.run.seed, SERVER, 0, "server-model")):
@@ -272,6 +281,20 @@ class Server(GroupServer[ServerState]):
                     state.weights[f"{group}/{name}"] = state.server_model[name].clone()
         return measured
 
+    def score_basis(self, context: ServerContext) -> str:
+        if not context.config.server_epochs:
+            raise NotScoredError("fedet.server-epochs = 0 never trains it; set 1 or more")
+        test = official_test(context, _server_name(context))
+        return f"{len(test):,} examples: {OFFICIAL_TEST}"
+
+    def score(self, context: ServerContext, state: ServerState) -> ServerScores:
+        """Return the accuracy of the server's model."""
+        info = dataclasses.replace(context.any_client, model=state.server_name)
+        model = filled(context.run, info, state.server_model)
+        test = official_test(context, state.server_name)
+        accuracy = accuracy_on(test, model, ServerPlace(context.run))
+        return ServerScores({"accuracy": accuracy}, len(test))
+
     def _learn(
         self, context: ServerContext, state: ServerState, targets: Targets
     ) -> dict[str, float]:
@@ -287,12 +310,21 @@ class Server(GroupServer[ServerState]):
         return measured
 
 
+def _server_name(context: ServerContext) -> str:
+    """Return the architecture of a server's model that is yet to be drawn."""
+    largest = max(context.clients.values(), key=lambda info: (info.parameters, info.model))
+    name: str = context.config.server_model
+    return largest.model if name == "auto" else name
+
+
 METHOD = register(
     __name__,
     summary="unlike small models teach a larger one on the server, whose head they get",
     training=Training(optimizer="sgd", lr=0.01),
     evaluated_model="global",
     public_data=True,
+    server_score="accuracy",
+    server_scored_on=OFFICIAL_TEST,
     shares_reader=True,
     averages=True,
 )

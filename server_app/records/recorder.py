@@ -23,6 +23,7 @@ from server_app.records.csv_files import (
 )
 from server_app.records.round_result import Failure, RoundResult, Traffic
 from server_app.records.scores import weighted_mean
+from server_app.records.server_score import SCORE_PHASE
 from strategies.base.files import replacing, written
 from strategies.base.messages import PHASES, MetricRow
 from strategies.base.received_text import harmless_cell
@@ -225,6 +226,9 @@ def _metric_lines(
         yield number, client, row.phase, row.metric, repr(row.value), row.examples
     for name, value in sorted(result.server_metrics.items()):
         yield number, "server", SERVER_PHASE, name, repr(float(value)), trained
+    if (scores := result.server_scores) is not None:
+        for name, value in sorted(scores.values.items()):
+            yield number, "server", SCORE_PHASE, name, repr(float(value)), scores.examples
 
 
 def _traffic_lines(result: RoundResult, kind: str | None) -> Iterator[tuple[Any, ...]]:

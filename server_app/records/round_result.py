@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from strategies.base.messages import MetricRow
+
+if TYPE_CHECKING:
+    from strategies.base.server import ServerScores
 
 COUNTERS = ("examples_seen", "flops")
 """Metrics of training that count something, so that exchanges of a round add to them."""
@@ -50,6 +54,7 @@ class RoundResult:
     workers: set[str] = field(default_factory=set)
     rounds_trained: dict[int, int] = field(default_factory=dict)
     late: set[int] = field(default_factory=set)
+    server_scores: ServerScores | None = None
 
     def followed_by(self, later: RoundResult) -> RoundResult:
         """Return this exchange and a later one of the same round as one result."""

@@ -73,7 +73,7 @@ class RunRecords:
         What clients measured: round, client, phase, metric, value, examples. A row without a finite
         value is left out, and one without its number of examples counts as one example.
     server_metrics : DataFrame
-        What the server measured: round, phase, metric, value.
+        What the server measured: round, phase, metric, value, examples.
     rounds, closing : DataFrame
         round, seconds, client_compute_s, participants, failed, workers: the rounds, and apart from
         them the closing evaluation, which carries the last round's number but is no round.
@@ -157,7 +157,7 @@ def read_run(directory: Path) -> RunRecords:
         summary=_read_json(summary) if summary.exists() else None,
         clients=_read_clients(directory / "clients.csv"),
         metrics=own.assign(client=own["client"].astype(int), examples=own["examples"].fillna(1.0)),
-        server_metrics=metrics[of_server].drop(columns=["client", "examples"]),
+        server_metrics=metrics[of_server].drop(columns="client"),
         rounds=rounds[~rounds["closing"]].drop(columns="closing"),
         closing=rounds[rounds["closing"]].drop(columns="closing"),
         traffic=read_table(directory / "traffic.csv", TRAFFIC),

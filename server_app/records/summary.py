@@ -14,6 +14,7 @@ from server_app.records.local_run import change_against_local_run
 from server_app.records.privacy_ledger import privacy_summary
 from server_app.records.run_reader import RunRecords, read_run
 from server_app.records.scores import Scores, main_scores, task_scores, weighted_mean
+from server_app.records.server_score import server_score
 from server_app.records.spending import traffic_by_round
 from strategies.base.run_config import RunConfig
 
@@ -31,6 +32,7 @@ def summarise(directory: Path, run: RunConfig, clients: int) -> dict[str, Any]:
     over_models = {"mean_over_models": statistics.fmean(by_model.values()) if by_model else None}
     model, split = run.chosen_method.evaluated_model, run.test_split
     delta, reason = change_against_local_run(run, scores)
+    of_server = server_score(records, run.chosen_method)
     privacy = privacy_summary(directory, run.privacy)
     return {
         "method": run.method,
@@ -47,6 +49,7 @@ def summarise(directory: Path, run: RunConfig, clients: int) -> dict[str, Any]:
             task: basis_of(records, scores.of_task(task), run.num_rounds, model, split).as_dict()
             for task in scores.tasks
         },
+        **({} if of_server is None else {"server": of_server}),
         "delta": delta,
         "delta_reason": reason,
         "traffic": _traffic(records),

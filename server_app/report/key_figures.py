@@ -71,7 +71,7 @@ def key_figures(run: RunRecords, tasks: Sequence[TaskView]) -> Markup:
     """Return the tiles below the header: scores, change against a Local run, costs."""
     plain = not tasks[0].task
     figures = _accuracy_figures(run, tasks[0]) if plain else [_task_figure(run, t) for t in tasks]
-    figures += _delta_figure(run) + _privacy_figure(run) + _cost_figures(run)
+    figures += _server_figure(run) + _delta_figure(run) + _privacy_figure(run) + _cost_figures(run)
     # Empty tiles fill the last row, whose ground would show as one dark bar otherwise.
     return render(TILES, figures=figures, spare=-len(figures) % TILES_A_ROW)
 
@@ -128,6 +128,18 @@ def _task_figure(run: RunRecords, view: TaskView) -> Figure:
         text += f"; best {formats.percent(entry['best'])} in {_best_rule(entry, view.metric)}"
         text += f", {of_best}" if of_best else ""
     return Figure(f"final {view.name}", percent(entry.get("final")), text, of_final)
+
+
+def _server_figure(run: RunRecords) -> list[Figure]:
+    """Return the score of the server's own model, if there is one."""
+    found = section(run.summary, "server")
+    if found.get("final") is None:
+        return []
+    metric = str(found.get("metric"))
+    text = f"after round {found.get('final_round')}, on {grouped(found.get('examples'))} examples: "
+    text += f"{found.get('on')}; best {formats.percent(found.get('best'))} in "
+    text += _best_rule(found, metric)
+    return [Figure(f"server's model, {metric}", percent(found["final"]), text)]
 
 
 def _delta_figure(run: RunRecords) -> list[Figure]:

@@ -28,6 +28,7 @@ from server_app.report.cost_charts import (
 from server_app.report.html import PAGE, joined, render
 from server_app.report.key_figures import has_tasks, key_figures, scope
 from server_app.report.score_charts import by_architecture, score_over_rounds, score_over_traffic
+from server_app.report.server_chart import server_score_over_rounds
 from server_app.report.size_chart import client_sizes
 from server_app.report.style import LOGO, SCRIPT, STYLE
 from server_app.report.tables import (
@@ -171,6 +172,7 @@ def _alert(run: RunRecords) -> str:
 
 def _results(run: RunRecords, tasks: Sequence[TaskView]) -> Markup:
     over_rounds = [score_over_rounds(view, scope(run, view)) for view in tasks]
+    over_rounds.append(server_score_over_rounds(run))
     others = [by_architecture(run, tasks), score_over_traffic(run, tasks)]
     return joined([*over_rounds, *others, loss_over_rounds(run), change_by_client(run)])
 

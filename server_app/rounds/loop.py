@@ -34,6 +34,7 @@ from server_app.rounds.participants import choose_participants
 from server_app.rounds.reply_limit import ReplyLimit
 from server_app.rounds.roster import Roster
 from server_app.rounds.send_order import SendOrder, short_thread_turns
+from server_app.rounds.server_scoring import ServerScoring
 from server_app.rounds.transport import Transport, is_simulation
 from server_app.tracking import Tracking, missing_tracker
 from strategies.base.files import NotWrittenError
@@ -102,6 +103,7 @@ class RoundLoop:
         self.roster = Roster(server, self.transport, self.messages, directory.refuse, barred)
         self.privacy = PrivacyLedger(directory.path, run.privacy, devices=server.devices)
         self.send_order = SendOrder()
+        self.scoring = ServerScoring(server)
         self.tracking = Tracking(run.trackers, directory.path)
         self.session = secrets.token_hex(8)
         self.resumed_at = 0
@@ -118,12 +120,15 @@ class RoundLoop:
         say(console.clients_table(self.server.clients))
         for line in console.data_lines(self.server.clients):
             say(line)
+        self.scoring.begin()
         if self.run.sample_fraction < 1:
             say("clients that have not trained yet are evaluated with their initial models")
         result = Result()
         for number in range(done + 1, self.run.num_rounds + 1):
             outcome = self._round(number)
             result.train_metrics_clientapp[number] = MetricRecord(dict(outcome.server_metrics))
+            if (scores := outcome.server_scores) is not None:
+                result.evaluate_metrics_serverapp[number] = MetricRecord(dict(scores.values))
             reason = self.schedule.should_stop(self.server.context, self._history())
             if reason is not None:
                 say(f"stopping after round {number}: {reason}")
@@ -197,6 +202,8 @@ class RoundLoop:
         tests, measuring = self._measuring(online) if evaluates else (set(), [])
         others = [i for i in measuring if i not in set(participants)]
         outcome = self._exchanges(number, participants, others, tests)
+        if evaluates:
+            self.scoring.add(outcome)
         infos = self.server.clients
         if infos != known:
             self.directory.write_clients(infos)

@@ -122,6 +122,7 @@ class RoundNotes:
         self.meter.add(outcome)
         number, total = outcome.server_round, self.server.run.num_rounds
         shown = console.round_scores(self.recorder.latest, self.recorder.best)
+        shown += console.server_scores(outcome.server_scores)
         scalars = {
             way: sum(
                 t.scalars for t in outcome.traffic if t.direction == way and t.purpose == "train"

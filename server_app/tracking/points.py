@@ -5,6 +5,7 @@
 ``post/accuracy/mean``                    the clients' mean, weighted by examples
 ``post/accuracy/mean-of-segmentation``    the same of one task's clients, if there are several
 ``aggregate/server_loss``                 what the server measured
+``server/accuracy``                       the score of the server's own model
 ``traffic/train/uplink-bytes``            the sum over clients, by purpose; also ``-scalars``
 ``time/seconds``                          of the round, and ``time/client_compute_s``
 ``clients/participants``                  how many; also ``failed`` and ``evaluated``

@@ -77,6 +77,11 @@ class Method:
         Whether the clients' models are parts of one network, the only one that `models` names.
     public_data : bool
         Whether all clients need the public data (`public-dataset`); checked at the registration.
+    server_score : str
+        By what the server scores its own model in rounds that evaluate, see `ServerHalf.score`;
+        empty where it has none.
+    server_scored_on : str
+        On what, in words; never on what is a client's alone.
     """
 
     name: str
@@ -95,6 +100,8 @@ class Method:
     one_network: bool = False
     shares_reader: bool = False
     averages: bool = False
+    server_score: str = ""
+    server_scored_on: str = ""
     refuses: Callable[[Any], str | None] | None = None
     reads: tuple[str, ...] = ("image", "text")
 

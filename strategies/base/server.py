@@ -28,6 +28,26 @@ class RegistrationError(RuntimeError):
     """The clients that answered the registration do not fit the method."""
 
 
+class NotScoredError(RuntimeError):
+    """The server's own model gets no score in this run; says why, and what to set instead."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerScores:
+    """What the server measured of its own model.
+
+    Attributes
+    ----------
+    values : Mapping of str to float
+        By name, each in [0, 1] and higher is better; `Method.server_score` is one of them.
+    examples : int
+        How many examples, all of the server's, are behind each.
+    """
+
+    values: Mapping[str, float]
+    examples: int
+
+
 @dataclasses.dataclass(frozen=True)
 class ServerContext:
     """The server in one exchange of a round: configuration, clients and private randomness.
@@ -189,6 +209,25 @@ class ServerHalf(ABC, Generic[S, D]):
         them is enough. All clients measure their own validation splits in any case.
         """
         return set(clients)
+
+    def score_basis(self, context: ServerContext) -> str:
+        """Load what `score` needs and return what it is, in words.
+
+        Called once, before round 1 and after a resume, where `Method.server_score` names a score.
+
+        Raises
+        ------
+        NotScoredError
+            If this run has no examples for it that are no client's own.
+        """
+        raise NotScoredError(f"{context.method.name} does not say on what")
+
+    def score(self, context: ServerContext, state: S) -> ServerScores:
+        """Score the server's own model after a round, on what `score_basis` has loaded.
+
+        Draws nothing and leaves the state as it is.
+        """
+        raise NotImplementedError
 
 
 def wrong_feature_dim(context: ServerContext, client: ClientInfo) -> str | None:

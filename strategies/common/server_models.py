@@ -17,19 +17,40 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from data import DataError, PublicData, Shares, load_public, parse_tasks
-from models import InputShape, SplitModel, TaskModel, TextShape, build_model, build_task_model
+from data import (
+    ClientData,
+    DataError,
+    DataSpec,
+    PublicData,
+    Shares,
+    Split,
+    TaskSpec,
+    load_device_data,
+    load_device_task_data,
+    load_public,
+    parse_tasks,
+)
+from models import (
+    InputShape,
+    SplitModel,
+    TaskModel,
+    TextShape,
+    build_model,
+    build_task_model,
+    tokeniser_of,
+)
 from models.memory_format import to_channels_last
 from models.skeleton import skeleton
 from strategies.base.client import ClientContext
 from strategies.base.messages import ClientInfo
 from strategies.base.rng import SERVER, derive_seed, isolated_torch_rng
 from strategies.base.run_config import RunConfig
-from strategies.base.server import RegistrationError, ServerContext
+from strategies.base.server import NotScoredError, RegistrationError, ServerContext
 from strategies.base.state import fill_module
 from strategies.common.layerwise import Layout, layout_of
-from strategies.common.public import PublicItems
+from strategies.common.public import PublicItems, evaluating
 from strategies.common.shapes import shape_of
+from strategies.common.training import EVALUATION_BATCH, Place, precision, to_inputs
 
 PLAIN = ("classification", "text")
 """Tasks of which the run's own data set is learned; their models are those of all methods."""
@@ -202,3 +223,64 @@ def logits_of(items: PublicItems, model: nn.Module) -> NDArray[np.float32]:
     """Return a model's logits of all public items, (P, C)."""
     every = np.arange(len(items), dtype=np.int32)
     return items.outputs(model, every, model).cpu().numpy()
+
+
+# The score of a model that classifies -------------------------------------------------------------
+
+OFFICIAL_TEST = "the data set's official test examples"
+"""What the server scores models on that classify, for `Method.server_scored_on`."""
+
+
+def official_test(context: ServerContext, model_name: str) -> Split:
+    """Return the official test examples as a model reads them.
+
+    Only with `test-split = "global"`, where they are nobody's alone: with "personal" clients share
+    them out. The server loads them from `data-dir`, as it loads public items.
+
+    Raises
+    ------
+    NotScoredError
+        If clients share them out, learn several tasks or something else than one class an example;
+        or if the server has no such data set, or another one than the clients.
+    """
+    run, info = context.run, context.any_client
+    if run.test_split != "global":
+        raise NotScoredError(
+            f"with test-split = {run.test_split!r} the data set's test examples are clients' own; "
+            "set test-split = 'global'"
+        )
+    tasks = set(parse_tasks(run.tasks))
+    if len(tasks) > 1 or any(task.metric != "accuracy" for task in tasks):
+        raise NotScoredError(f"tasks = {run.tasks!r}: it is for clients that all classify alike")
+    try:
+        data = _loaded(run.data_spec, next(iter(tasks), None), model_name)
+    except DataError as error:
+        raise NotScoredError(f"dataset = {run.dataset!r} is not on the server: {error}") from error
+    for name in ("num_classes", "class_hash", "channels", "image_size"):
+        mine, theirs = getattr(data, name), getattr(info, name)
+        if mine != theirs:
+            raise NotScoredError(
+                f"dataset = {run.dataset!r}: {name} is {mine} on the server, {theirs} on client "
+                f"{info.client_id}; give the server the clients' data set in data-dir"
+            )
+    if not len(data.test):
+        raise NotScoredError(f"dataset = {run.dataset!r} has no test examples on the server")
+    return data.test
+
+
+@lru_cache(maxsize=4)
+def _loaded(spec: DataSpec, task: TaskSpec | None, model_name: str) -> ClientData:
+    if task is None:
+        return load_device_data(spec)
+    return load_device_task_data(spec, task, tokeniser_of(model_name))
+
+
+@torch.no_grad()
+def accuracy_on(split: Split, model: nn.Module, place: Place) -> float:
+    """Return the share of examples that a model labels right, in evaluation mode."""
+    hits = 0
+    with evaluating(model), precision(place):
+        for raw, labels in split.batches(EVALUATION_BATCH):
+            found = model(to_inputs(raw, place.device)).argmax(dim=1)
+            hits += int((found.cpu() == labels).sum())
+    return hits / len(split)

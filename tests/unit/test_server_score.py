@@ -1,0 +1,104 @@
+"""The score of the server's own model: in records, summary, console, report; and when it is off."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.contract.runs import TINY
+from server_app.records.run_reader import read_run
+from server_app.records.server_score import server_score, server_scores
+from strategies.base.method import get_method
+from strategies.base.server import NotScoredError, ServerContext
+from strategies.common.server_models import official_test
+from tests.support import run_federation
+from tests.unit.layerwise_support import a_server, card_of
+from tests.unit.test_report import write_run
+
+GLOBAL: dict[str, Any] = {
+    **TINY, "test_split": "global", "public_dataset": "digits", "public_size": 24,
+    "models": "cnn5, cnn4", "partition": "iid",
+}  # fmt: skip
+
+
+def test_feddf_scores_what_its_clients_measure(tmp_path: Path, capsys: Any) -> None:
+    """At the end clients measure the models that the server has just scored, on the same images."""
+    run = run_federation(tmp_path, 2, method="feddf", num_rounds=2, **GLOBAL)
+    clients = {row["client"]: row for row in run.metrics(phase="final", metric="accuracy")}
+    scored = run.metrics(client="server", phase="server", round=2)
+    by_name = {row["metric"]: float(row["value"]) for row in scored}
+    assert by_name.keys() == {"accuracy", "accuracy_cnn4", "accuracy_cnn5"}
+    for client, model in (("0", "cnn5"), ("1", "cnn4")):
+        assert by_name[f"accuracy_{model}"] == float(clients[client]["value"])
+    assert by_name["accuracy"] == pytest.approx(sum(by_name.values()) / 3)
+    assert {row["examples"] for row in scored} == {clients["0"]["examples"]}
+    of_server = run.summary["server"]
+    assert of_server["final"] == by_name["accuracy"]
+    assert of_server["examples"] == int(clients["0"]["examples"])
+    assert "official test examples" in of_server["on"]
+    shown = capsys.readouterr().out
+    assert "the server's own model is scored by accuracy on" in shown
+    assert "server accuracy " in shown
+    assert "server's model" in shown
+    assert "Score of the server&#39;s model over rounds" in run.text("report.html")
+
+
+def test_fedet_scores_its_own_model_and_resumes_exactly(tmp_path: Path) -> None:
+    """A run that is resumed leaves the same metrics.csv, its server's scores among them."""
+    whole = run_federation(tmp_path / "a", 2, method="fedet", num_rounds=2, **GLOBAL)
+    settings = {"method": "fedet", **GLOBAL}
+    run_federation(tmp_path / "b", 2, num_rounds=1, **settings)
+    again = run_federation(tmp_path / "b", 2, num_rounds=2, resume="run", **settings)
+    assert again.text("metrics.csv") == whole.text("metrics.csv")
+    rows = whole.metrics(client="server", phase="server")
+    assert [(row["round"], row["metric"]) for row in rows] == [("1", "accuracy"), ("2", "accuracy")]
+
+
+def test_best_is_the_highest_and_the_first_of_equals(tmp_path: Path) -> None:
+    """Rounds 1, 2, 3 with 0.5, 0.75, 0.75: final in 3, best in 2; a run without has none."""
+    write_run(tmp_path)
+    with (tmp_path / "metrics.csv").open("a") as file:
+        for number, value in ((1, 0.5), (2, 0.75), (3, 0.75)):
+            file.write(f"{number},server,server,accuracy,{value},40\n")
+    found = server_score(read_run(tmp_path), get_method("fedet"))
+    assert found is not None
+    assert (found["final_round"], found["best_round"], found["best"]) == (3, 2, 0.75)
+    assert (found["examples"], found["best_by"]) == (40, "test")
+    assert server_score(read_run(tmp_path), get_method("fedre")) is None
+    assert server_scores(read_run(tmp_path)) == {"accuracy": {1: 0.5, 2: 0.75, 3: 0.75}}
+
+
+# When it is off -----------------------------------------------------------------------------------
+
+
+def a_context(**settings: Any) -> ServerContext:
+    run = a_server({}, "feddf", **settings).run
+    card = dataclasses.replace(card_of(0, "cnn5"), feature_dim=8)
+    return ServerContext(run, {0: card})
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, r"test-split = 'personal'.*set test-split = 'global'"),
+        ({"test_split": "global", "tasks": "multilabel@scenes"}, "clients that all classify alike"),
+        ({"test_split": "global"}, "num_classes is 10 on the server, 3 on client 0"),
+        ({"test_split": "global", "dataset": "imagefolder"}, "is not on the server"),
+    ],
+)
+def test_it_is_off_with_a_reason(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(NotScoredError, match=said):
+        official_test(a_context(**settings), "cnn5")
+
+
+def test_a_run_without_a_score_says_why_and_records_none(tmp_path: Path, capsys: Any) -> None:
+    run = run_federation(
+        tmp_path, 2, method="feddf", **{**GLOBAL, "test_split": "personal", "num_rounds": 1}
+    )
+    shown = capsys.readouterr().out
+    assert "warning: the server's own model gets no score: with test-split" in shown
+    assert run.metrics(phase="server") == []
+    assert "server" not in run.summary
