@@ -22,6 +22,7 @@ from client_app.noise import noise_generator
 from client_app.state_store import StateStore, state_directory
 from models import (
     InputShape,
+    PairShape,
     TextShape,
     count_parameters,
     tokeniser_fingerprint,
@@ -87,8 +88,9 @@ def describe_client(context: ClientContext, method: Method) -> ClientInfo:
     try_own_model(context, method, model)
     data = context.data
     counts = data.train.class_counts()
-    shape = context.shape
-    reading = {} if isinstance(shape, InputShape) else _reading(context.model_name, shape)
+    shape = context.task_shape
+    text = shape.text if isinstance(shape, PairShape) else shape
+    reading = {} if isinstance(text, InputShape) else _reading(context.model_name, text)
     return ClientInfo(
         client_id=context.client_id,
         model=context.model_name,

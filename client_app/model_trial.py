@@ -50,7 +50,7 @@ def try_own_model(context: ClientContext, method: Method, skeleton: nn.Module) -
         Naming the model, what failed, and the remedy.
     """
     info = model_info(context.model_name)
-    if info.comes_with_wildflower:
+    if info.comes_with_wildflower or info.modality == "pair":  # its towers are tried when built
         return
     shape = (*_input_size(context), context.data.num_classes)
     trial = (info.factory, method.name, context.data.task, shape, context.run.feature_dim)

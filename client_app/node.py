@@ -21,12 +21,12 @@ from data import (
     load_device_task_data,
     load_task_data,
 )
-from data.tasks import TaskSpec, assign_task, parse_task, parse_tasks
+from data.tasks import TASKS_WITH_TEXT, TaskSpec, assign_task, parse_task, parse_tasks
 from models import assign_model, model_info, tokeniser_of
 from models.own_code import Refusal
 from strategies.base.client import ClientContext
 from strategies.base.options import ConfigError, unknown_key
-from strategies.base.parsing import parse_run_config
+from strategies.base.parsing import parse_run_config, refuse_pairs
 from strategies.base.run_config import DEVICE, NAME, RunConfig
 
 NODE_KEYS = (
@@ -138,7 +138,9 @@ def task_of(run: RunConfig, node: Mapping[str, object], client_id: int) -> TaskS
             f"task = {own!r} in node-config: method {run.method!r} has all clients classify the "
             "same images; leave task out, or choose a method for any task"
         )
-    return parse_task(str(own))
+    task = parse_task(str(own))
+    refuse_pairs(run.chosen_method, task, f"task = {own!r} in node-config")
+    return task
 
 
 def state_root(run: RunConfig, node: Mapping[str, object], run_name: str) -> Path:
@@ -211,7 +213,7 @@ def _task_data(
     spec, folder = run.data_spec, node.get("data-dir")
     dataset = task.dataset or str(node.get("dataset", run.dataset))
     task = dataclasses.replace(task, dataset=dataset)
-    tokenise = tokeniser_of(model_name) if task.task == "text" else None
+    tokenise = tokeniser_of(model_name) if task.task in TASKS_WITH_TEXT else None
     if folder:
         spec = dataclasses.replace(spec, data_dir=str(folder))
     if "partition-id" not in node:

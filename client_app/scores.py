@@ -1,14 +1,16 @@
-"""The score that a client of each task reports: accuracy, mean average precision or mean IoU.
+"""The score that a client of each task reports: accuracy, mean AP, mean IoU or R@1.
 
 | task | targets | score |
 |---|---|---|
 | classification, text | class ids (N,) | accuracy |
 | multilabel | presence (N, C), 255 = ignore | mean AP |
 | segmentation | masks (N, S, S), 255 = ignore | mean IoU |
+| retrieval | tokens of captions (N, L) | mean of R@1 both ways |
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor
 
 from data.annotated import IGNORE
+from models import recalls
 
 
 class Score(Protocol):
@@ -105,8 +108,29 @@ class MeanIoU:
         return float((both[present] / union[present]).mean()) if present.any() else None
 
 
+class Recall:
+    """Mean of R@1 from image to text and from text to image, among all pairs at once."""
+
+    def __init__(self) -> None:
+        self._outputs: list[Tensor] = []
+        self._captions: list[Tensor] = []
+
+    def add(self, outputs: Tensor, targets: Tensor) -> None:
+        """Take in the representations of images and texts side by side (N, 2d), and tokens."""
+        self._outputs.append(outputs.float().cpu())
+        self._captions.append(targets.cpu())
+
+    def value(self) -> float | None:
+        """Return the mean, see `models.recalls`; None without a pair."""
+        if not self._outputs:
+            return None
+        images, texts = torch.cat(self._outputs).chunk(2, dim=1)
+        return sum(recalls(images, texts, torch.cat(self._captions))) / 2
+
+
 def new_score(task: str) -> Score:
     """Return an empty score of a task."""
-    if task == "multilabel":
-        return MeanAveragePrecision()
-    return MeanIoU() if task == "segmentation" else Accuracy()
+    kinds: dict[str, Callable[[], Score]] = {
+        "multilabel": MeanAveragePrecision, "segmentation": MeanIoU, "retrieval": Recall,
+    }  # fmt: skip
+    return kinds.get(task, Accuracy)()

@@ -206,6 +206,45 @@ class TaskSplit(Split):
         return torch.from_numpy(self.inputs[rows]), torch.from_numpy(targets)
 
 
+@dataclass(frozen=True, eq=False)
+class PairSplit(TaskSplit):
+    """Some images of a dataset with their captions; `inputs` are images, `targets` tokens (N, L).
+
+    Labels stay those of the dataset, for partitions and counts; nothing is learned of them.
+    """
+
+    @cached_property
+    def labels(self) -> NDArray[np.int64]:
+        """Labels by position, (n,)."""
+        return self.dataset.labels[self.indices]
+
+    def class_counts(self) -> dict[int, int]:
+        """Count examples by label; labels without an example are absent."""
+        return Split.class_counts(self)
+
+    def batch(self, positions: Sequence[int] | NDArray[np.int64] | Tensor) -> tuple[Tensor, Tensor]:
+        """Gather pairs.
+
+        Parameters
+        ----------
+        positions : Sequence[int] | NDArray[np.int64] | Tensor
+            (B,) positions within this split.
+
+        Returns
+        -------
+        pairs : Tensor
+            (B, L + C S S) int64, tokens and then pixels, see `models.PairModel`.
+        tokens : Tensor
+            (B, L) int64.
+        """
+        import torch
+
+        rows = self.indices[np.asarray(positions, dtype=np.int64)]
+        tokens = torch.from_numpy(self.targets[rows])
+        pixels = torch.from_numpy(self.inputs[rows]).reshape(len(rows), -1)
+        return torch.cat([tokens, pixels.long()], dim=1), tokens
+
+
 def mask_presence(
     masks: NDArray[np.uint8] | NDArray[np.int64],
     rows: NDArray[np.int64],

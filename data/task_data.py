@@ -21,8 +21,8 @@ from data.dataset import load_dataset
 from data.image_dataset import Dataset, ImageDataset
 from data.partition import ClientIndices, partition_indices
 from data.spec import DataError, DataSpec
-from data.split import TaskSplit, mask_presence
-from data.tasks import TaskSpec
+from data.split import PairSplit, TaskSplit, mask_presence
+from data.tasks import TASKS_WITH_TEXT, TaskSpec
 
 Tokenise = Callable[[Sequence[str]], NDArray[np.int64]]
 """Sentences to token ids (N, L), 0 = padding."""
@@ -151,8 +151,9 @@ def _check_task(dataset: Dataset, entry: TaskSpec, owner: str) -> None:
     if isinstance(dataset, TextDataset):
         if entry.task != "text":
             remedy = f"{name} has sentences and no images; write text@{name}"
-    elif entry.task == "text" and getattr(dataset, "captions", None) is None:
-        remedy = f"{name} has no captions here; write text@scenes or text@tsv"
+    elif entry.task in TASKS_WITH_TEXT and getattr(dataset, "captions", None) is None:
+        other = "text@tsv" if entry.task == "text" else "retrieval@coco"
+        remedy = f"{name} has no captions here; write {entry.task}@scenes or {other}"
     elif entry.task == "multilabel" and getattr(dataset, "presence", None) is None:
         remedy = f"{name} has one label an image; write classification@{name} or multilabel@scenes"
     elif entry.task == "segmentation" and getattr(dataset, "masks", None) is None:
@@ -232,9 +233,12 @@ def _client_data(
             "larger alpha or subset, or other classes."
         )
     targets, lookup = _targets(dataset, entry)
-    inputs = _inputs(dataset, entry, kept, tokenise, owner)
+    inputs, kind = _inputs(dataset, entry, kept, tokenise, owner), TaskSplit
+    if entry.task == "retrieval":
+        assert isinstance(dataset, ImageDataset), "checked by _check_task"
+        targets, inputs, kind = inputs, dataset.images, PairSplit
     train, validation, test = (
-        TaskSplit(dataset, one, inputs, targets, lookup)
+        kind(dataset, one, inputs, targets, lookup)
         for one in (kept.train, kept.validation, kept.test)
     )
     return ClientData(dataset, train, validation, test, entry.task, entry.classes)
@@ -284,10 +288,12 @@ def _inputs(
     owner: str,
 ) -> NDArray[np.uint8] | NDArray[np.int64]:
     """Return images, or the tokens (N, L) of the client's rows, zero in all others."""
-    if isinstance(dataset, ImageDataset) and entry.task != "text":
+    if isinstance(dataset, ImageDataset) and entry.task not in TASKS_WITH_TEXT:
         return dataset.images
     if tokenise is None:
-        raise DataError(f"{owner}: a text task needs a text model, which turns words to numbers.")
+        raise DataError(
+            f"{owner}: a {entry.task} task needs a text model, which turns words to numbers."
+        )
     sentences = dataset.sentences if isinstance(dataset, TextDataset) else _captions(dataset)
     mine = np.concatenate([rows.train, rows.validation, rows.test])
     tokens = tokenise([sentences[int(row)] for row in mine])

@@ -19,11 +19,15 @@ METRIC_OF: dict[str, str] = {
     "multilabel": "map",
     "segmentation": "miou",
     "text": "accuracy",
+    "retrieval": "recall",
 }
 """Every task and the metric it is measured by, all in [0, 1] and higher is better: accuracy, mean
-average precision, mean intersection over union."""
+average precision, mean intersection over union, and of image-caption pairs R@1, the mean of both
+directions."""
 
 TASKS: tuple[str, ...] = tuple(METRIC_OF)
+TASKS_WITH_TEXT = ("text", "retrieval")
+"""Those of which an example has a sentence."""
 
 _SETUP_1 = (
     "multilabel@scenes, multilabel@scenes, multilabel@scenes, classification@fashion-mnist[0-4], "

@@ -66,6 +66,7 @@ from models.base import (
     ChannelBackbone,
     InputShape,
     ModelError,
+    PairShape,
     SplitModel,
     Splittable,
     SplittableBackbone,
@@ -75,6 +76,7 @@ from models.base import (
 from models.build import build_model
 from models.groups import FORMER_GROUPS, GROUPS, assign_model, current_group, resolve_models
 from models.mapping import MAPPINGS, build_mapping
+from models.pair_model import PairModel, recalls
 from models.registry import ModelInfo, list_models, model_info, register_model
 from models.task_model import TaskModel, build_task_model
 from models.tokens import (
@@ -94,6 +96,8 @@ __all__ = [
     "InputShape",
     "ModelError",
     "ModelInfo",
+    "PairModel",
+    "PairShape",
     "SplitModel",
     "Splittable",
     "SplittableBackbone",
@@ -109,6 +113,7 @@ __all__ = [
     "hash_tokens",
     "list_models",
     "model_info",
+    "recalls",
     "register_model",
     "resolve_models",
     "text_shape_of",

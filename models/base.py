@@ -74,6 +74,22 @@ class TextShape:
         return f"texts of {self.length} tokens out of {self.vocabulary}, {self.num_classes} classes"
 
 
+@dataclass(frozen=True)
+class PairShape:
+    """What pairs of an image and its caption ask of a model with two towers."""
+
+    image: InputShape
+    text: TextShape
+
+    @property
+    def num_classes(self) -> int:
+        """The classes of the data set, which nothing is predicted of."""
+        return self.image.num_classes
+
+    def __str__(self) -> str:
+        return f"pairs of {self.image} and {self.text}"
+
+
 class Backbone(nn.Module):
     """Base for architectures: images ``(N, channels, S, S)`` to raw features ``(N, raw_dim)``.
 

@@ -191,9 +191,9 @@ def model_info(name: str) -> ModelInfo:
     ----------
     name : str
         A name of `list_models`, or of a collection such as ``"timm/resnet18d"``; ``"name@place"``
-        for pretrained weights from a place, which is looked at only when the model is built; or
-        the address of a factory that Python can import
-        where the model is built.
+        for pretrained weights from a place, which is looked at only when the model is built;
+        ``"image-model+text-model"`` for both, see `models.pair_model`; or the address of a factory
+        that Python can import where the model is built.
 
     Returns
     -------
@@ -207,6 +207,8 @@ def model_info(name: str) -> ModelInfo:
     """
     if name in _REGISTRY:
         return _REGISTRY[name]
+    if parts := pair_of(name):
+        return _pair(name, *map(model_info, parts))
     family, at, place = name.partition("@")
     collection, stroke, _ = family.partition("/")
     if stroke and collection in _COLLECTIONS:
@@ -225,6 +227,27 @@ def model_info(name: str) -> ModelInfo:
         f"model {name!r} is unknown; {advice}{HOW_TO_LIST}, "
         "or name your own backbone as 'package.module:factory'"
     )
+
+
+def pair_of(name: str) -> tuple[str, str] | None:
+    """Return the two names of ``"image-model+text-model"``, or None for a name of one model.
+
+    A place may have a plus sign: what follows the last one has to be a text model's name.
+    """
+    image, plus, text = name.rpartition("+")
+    known = _REGISTRY.get(text.partition("@")[0])
+    reads_text = known is not None and known.modality == "text"
+    return (image, text) if plus and image and reads_text else None
+
+
+def _pair(name: str, image: ModelInfo, text: ModelInfo) -> ModelInfo:
+    """Return the entry of a model with two towers, which `models.pair_model` builds."""
+    if image.modality != "image":
+        raise ModelError(
+            f"model {name!r}: {image.name} reads {image.modality}; write the image model first, "
+            "then + and the text model"
+        )
+    return replace(image, name=name, description=f"{image.name} and {text.name}", modality="pair")
 
 
 def _placed_model(name: str, family: str, place: str) -> ModelInfo:

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.base import InputShape, ModelError, TextShape
+from models.base import InputShape, ModelError, PairShape, TextShape
 from models.build import build_backbone, private_stream, try_backbone
 from models.registry import list_models, model_info
 
@@ -24,6 +24,7 @@ MODALITY_OF: dict[str, str] = {
     "multilabel": "image",
     "segmentation": "image",
     "text": "text",
+    "retrieval": "pair",
 }
 """Every task and what its examples are."""
 
@@ -114,7 +115,7 @@ class TaskModel(nn.Module):
 def build_task_model(
     name: str,
     task: str,
-    shape: InputShape | TextShape,
+    shape: InputShape | TextShape | PairShape,
     feature_dim: int,
     *,
     in_path: bool = False,
@@ -130,8 +131,9 @@ def build_task_model(
     task : str
         A task of `MODALITY_OF`, alone or as written in the key ``tasks``
         ("multilabel@scenes").
-    shape : InputShape or TextShape
-        What the data asks for; for text see `models.tokens.text_shape_of`.
+    shape : InputShape, TextShape or PairShape
+        What the data asks for; for text see `models.tokens.text_shape_of`. The last gives a
+        `models.pair_model.PairModel`.
     feature_dim : int
         Width d of the representations, common to all clients.
     in_path : bool, default False
@@ -164,6 +166,11 @@ def build_task_model(
     for key, value, minimum in (("feature-dim", feature_dim, 1), ("lora-rank", lora_rank, 0)):
         if value < minimum:
             raise ModelError(f"model {name!r}: {key}={value!r}, must be {minimum} or more")
+    if isinstance(shape, PairShape):
+        from models.pair_model import build_pair_model  # which is a kind of `TaskModel`
+
+        with nullcontext() if seed is None else private_stream(seed):
+            return build_pair_model(name, shape, feature_dim, lora_rank)
     with nullcontext() if seed is None else private_stream(seed):
         encoder, raw_dim = build_backbone(info, shape, lora_rank, maps=kind == "segmentation")
         if kind == "segmentation" and not callable(getattr(encoder, "maps", None)):
@@ -185,21 +192,24 @@ def build_task_model(
     return model
 
 
-def _check_fit(name: str, reads: str, task: str, kind: str, shape: InputShape | TextShape) -> None:
+_READS = {"image": "images", "text": "text", "pair": "images and text"}
+_SHAPES = {"image": InputShape, "text": TextShape, "pair": PairShape}
+
+
+def _check_fit(name: str, reads: str, task: str, kind: str, shape: object) -> None:
     """Refuse a model or a shape of the wrong modality."""
     if kind not in MODALITY_OF:
         raise ModelError(
             f"model {name!r}: task {task!r} is unknown; tasks are {', '.join(MODALITY_OF)}"
         )
     wanted = MODALITY_OF[kind]
-    has = "images" if wanted == "image" else "text"
+    has = _READS[wanted]
     if reads != wanted:
-        what = "images" if reads == "image" else "text"
         raise ModelError(
-            f"model {name!r} reads {what}, task {task} has {has}; choose a model for {has}, such "
-            f"as {', '.join(_examples(wanted))}"
+            f"model {name!r} reads {_READS[reads]}, task {task} has {has}; choose a model for "
+            f"{has}, such as {', '.join(_examples(wanted))}"
         )
-    if isinstance(shape, TextShape) != (wanted == "text"):
+    if not isinstance(shape, _SHAPES[wanted]):
         raise ModelError(
             f"model {name!r}: task {task} has {has}, but its data gives {shape}; choose a data set "
             f"with {has}"
@@ -207,5 +217,6 @@ def _check_fit(name: str, reads: str, task: str, kind: str, shape: InputShape | 
 
 
 def _examples(modality: str) -> tuple[str, ...]:
-    names = list_models("text-*") if modality == "text" else ("cnn5", "resnet10-w4", "vit-tiny")
-    return names
+    if modality == "pair":
+        return ("cnn5+text-small", "vit-tiny+text-small")
+    return list_models("text-*") if modality == "text" else ("cnn5", "resnet10-w4", "vit-tiny")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from models.base import ModelError, TextShape
 from models.pretrained import load_tokeniser, text_limits
-from models.registry import ModelInfo, list_models, model_info
+from models.registry import ModelInfo, list_models, model_info, pair_of
 
 Tokenise = Callable[[Sequence[str]], NDArray[np.int64]]
 """Sentences to token ids ``(N, L)``, 0 for padding."""
@@ -132,7 +132,7 @@ def tokeniser_fingerprint(model_name: str) -> str:
 
 
 def _text_model(name: str) -> ModelInfo:
-    info = model_info(name)
+    info = model_info((pair_of(name) or (name,))[-1])
     if info.modality != "text":
         raise ModelError(
             f"model {name!r} reads images and has no tokeniser; text models are "

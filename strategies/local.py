@@ -90,4 +90,5 @@ METHOD = register(
     summary="no exchange: the reference for every other method",
     common_feature_dim=False,
     any_task=True,
+    pairs=True,
 )

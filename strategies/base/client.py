@@ -15,6 +15,7 @@ from data import ClientData, PublicData, Shares, load_public
 from data.tasks import TaskSpec
 from models import (
     InputShape,
+    PairShape,
     SplitModel,
     TaskModel,
     TextShape,
@@ -99,10 +100,18 @@ class ClientContext:
             return text_shape_of(self.model_name, data.num_classes)
         return InputShape(data.channels, data.image_size, data.num_classes)
 
+    @property
+    def task_shape(self) -> InputShape | TextShape | PairShape:
+        """As `shape`; of pairs of images and captions what both ask."""
+        data, shape = self.data, self.shape
+        if data.task != "retrieval" or isinstance(shape, TextShape):
+            return shape
+        return PairShape(shape, text_shape_of(self.model_name, data.num_classes))
+
     def build_task_model(self, *, in_path: bool = False) -> TaskModel:
         """Build the client's model for its task; see `models.TaskModel`."""
         return build_task_model(
-            self.model_name, self.data.task, self.shape, self.run.feature_dim,
+            self.model_name, self.data.task, self.task_shape, self.run.feature_dim,
             in_path=in_path, lora_rank=self.run.lora_rank,
         )  # fmt: skip
 

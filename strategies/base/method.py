@@ -77,6 +77,8 @@ class Method:
         Whether the clients' models are parts of one network, the only one that `models` names.
     public_data : bool
         Whether all clients need the public data (`public-dataset`); checked at the registration.
+    pairs : bool
+        Whether clients may learn from pairs of an image and its caption (task `retrieval`).
     server_score : str
         By what the server scores its own model in rounds that evaluate, see `ServerHalf.score`;
         empty where it has none.
@@ -100,6 +102,7 @@ class Method:
     one_network: bool = False
     shares_reader: bool = False
     averages: bool = False
+    pairs: bool = False
     server_score: str = ""
     server_scored_on: str = ""
     refuses: Callable[[Any], str | None] | None = None

@@ -80,6 +80,8 @@ def parse_run_config(values: Mapping[str, object]) -> RunConfig:
             f"{run.method!r}, whose clients all learn from one data set; methods for any task: "
             f"{', '.join(able)}"
         )
+    for task in tasks:
+        refuse_pairs(run.chosen_method, task, f"tasks = {run.tasks!r}")
     configs: dict[str, Any] = {
         m.name: parse_options(m.config, values, m.name + ".") for m in methods
     }
@@ -141,6 +143,22 @@ def _with_method_options(config: Any, run: RunConfig) -> Any:
         ) from error
     names = (key.replace("-", "_") for key in pairs)
     return dataclasses.replace(config, **{name: getattr(changed, name) for name in names})
+
+
+def refuse_pairs(method: Method, task: TaskSpec, key: str) -> None:
+    """Refuse pairs of images and captions with a method that is for one of both.
+
+    Raises
+    ------
+    ConfigError
+        Naming the key, given as "key = value", and the methods for them.
+    """
+    if task.task == "retrieval" and not method.pairs:
+        able = [name for name in method_names() if get_method(name).pairs]
+        raise ConfigError(
+            f"{key}: method {method.name!r} serves no retrieval, whose examples are pairs of an "
+            f"image and its caption; methods that do: {', '.join(able)}"
+        )
 
 
 def _one_text_task(tasks: Sequence[TaskSpec]) -> bool:
