@@ -15,7 +15,12 @@ from data import PublicData
 from models import TaskModel, tokeniser_of
 from strategies.base.client import ClientContext
 from strategies.base.options import ConfigError
+from strategies.base.payload import PayloadError
+from strategies.base.run_config import RunConfig
 from strategies.common.training import EVALUATION_BATCH, Place, precision, to_inputs
+
+UNIT, COARSE_UNIT = 1e-3, 0.05
+"""How far the length of a representation that arrives may be from 1; the second after int8."""
 
 
 class PublicItems:
@@ -92,6 +97,15 @@ class PublicInputs(PublicItems):
         if not len(indices):
             return np.empty((0, model.feature_dim), dtype=np.float32)
         return self.outputs(model, indices, model.represent).cpu().numpy()
+
+
+def check_unit_rows(field: str, rows: NDArray[np.float32], run: RunConfig) -> None:
+    """Raise `PayloadError` naming the first row (n, d) of a field that is not of length 1."""
+    length = np.linalg.norm(rows, axis=1)
+    off = COARSE_UNIT if run.wire_dtype == "int8" else UNIT
+    odd = np.flatnonzero(np.abs(length - 1) > off)
+    if len(odd):
+        raise PayloadError(f"{field}: row {odd[0]} is {length[odd[0]]:.4g} long, expected 1")
 
 
 def shown_in_public(context: ClientContext) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor
 from models import TaskModel
 from strategies.base.client import ClientContext
 from strategies.common.flops import StepFlops
+from strategies.common.losses import muscle_loss
 from strategies.common.optimizers import (
     keep_compiler_out,
     optimizer_state,
@@ -25,7 +26,6 @@ from strategies.common.training import TrainingDivergedError, precision, to_inpu
 from strategies.fedmuscle.contrastive import (
     gramian_loss,
     information_bound,
-    muscle_loss,
     nt_xent,
     pairwise_loss,
 )

@@ -44,13 +44,10 @@ from strategies.base.server import ServerContext, ServerHalf
 from strategies.base.state import Transient
 from strategies.base.treatments import UNIT_ROWS
 from strategies.common.losses import task_loss
-from strategies.common.public import PublicInputs
+from strategies.common.public import PublicInputs, check_unit_rows
 from strategies.common.training import train_epochs
 from strategies.fedmuscle.alignment import Alignment
 from strategies.fedmuscle.draws import items_of, partners, public_batches
-
-UNIT, COARSE_UNIT = 1e-3, 0.05
-"""How far the length of a representation that arrives may be from 1; the second after int8."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,13 +248,7 @@ class Server(ServerHalf[ServerState, Downlink]):
         wanted = len(items_of(context)[1])
         if len(z) != wanted:
             raise PayloadError(f"representations: {len(z)} rows, {wanted} were asked for")
-        length = np.linalg.norm(z, axis=1)
-        off = COARSE_UNIT if context.run.wire_dtype == "int8" else UNIT
-        odd = np.flatnonzero(np.abs(length - 1) > off)
-        if len(odd):
-            raise PayloadError(
-                f"representations: row {odd[0]} is {length[odd[0]]:.4g} long, expected 1"
-            )
+        check_unit_rows("representations", z, context.run)
 
     def aggregate(
         self, context: ServerContext, state: ServerState, updates: Iterable[ClientUpdate]

@@ -38,7 +38,7 @@ def one(users: int) -> dict[str, float]:
     import torch
     import torch.nn.functional as F
 
-    from strategies.fedmuscle.contrastive import muscle_loss
+    from strategies.common.losses import muscle_loss
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

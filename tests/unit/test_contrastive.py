@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from strategies.common.losses import muscle_loss
 from strategies.fedmuscle.contrastive import (
     gramian_loss,
     information_bound,
-    muscle_loss,
     nt_xent,
     pairwise_loss,
 )

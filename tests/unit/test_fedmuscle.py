@@ -19,9 +19,9 @@ from strategies.base.options import ConfigError
 from strategies.base.parsing import parse_run_config
 from strategies.base.payload import PayloadError, count_scalars, pack, unpack
 from strategies.base.server import RegistrationError
+from strategies.common.losses import muscle_loss
 from strategies.common.public import PublicInputs
 from strategies.fedmuscle.alignment import Alignment
-from strategies.fedmuscle.contrastive import muscle_loss
 from strategies.fedmuscle.draws import public_batches
 from strategies.fedmuscle.fedmuscle import Client, Downlink, Uplink
 from tests.support import Outcome, ServerAtWork, run_federation
