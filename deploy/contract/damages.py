@@ -76,7 +76,8 @@ def put(value: float) -> Callable[[Answer], str]:
 
     def damage(answer: Answer) -> str:
         entries = answer.entries
-        key = answer.pick([k for k, item in entries.items() if item.dtype.kind == "f"])
+        floats = [k for k, item in entries.items() if item.dtype.kind == "f" and item.size]
+        key = answer.pick(floats)
         flat = entries[key].reshape(-1)
         flat[answer.draw.integers(flat.size)] = value
         answer.write(entries)
