@@ -20,7 +20,15 @@ from data.dataset import ImageDataset, load_dataset
 from data.partition import ClientIndices, partition_indices
 from data.public import PublicData, load_public
 from data.shares import Shares
-from data.spec import DATASETS, PARTITIONS, TEST_SPLITS, TEXT_DATASETS, DataError, DataSpec
+from data.spec import (
+    CAPTIONED_DATASETS,
+    DATASETS,
+    PARTITIONS,
+    TEST_SPLITS,
+    TEXT_DATASETS,
+    DataError,
+    DataSpec,
+)
 from data.split import Split, TaskSplit, normalise
 from data.task_data import Tokenise, load_device_task_data, load_task_data
 from data.tasks import METRIC_OF, TASK_GROUPS, TaskSpec, assign_task, parse_task, parse_tasks
@@ -34,6 +42,7 @@ def clear_memory() -> None:
 
 
 __all__ = [
+    "CAPTIONED_DATASETS",
     "DATASETS",
     "METRIC_OF",
     "PARTITIONS",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from data.dataset import load_images
-from data.partition import partition_indices
+from data.partition import ClientIndices, partition_indices
 from data.partitioners import Rows
 from data.spec import DataSpec
 from data.task_data import client_rows
@@ -39,19 +40,28 @@ class Shares:
         Its files are those in `data_dir`: a device with a partition may have its copy elsewhere
         than the run-config says. An `imagefolder` is the clients' only where `data_dir` is theirs.
         """
+        return _together([rows.test for rows in self._rows(dataset, data_dir)])
+
+    def held(self, dataset: str, data_dir: str = "") -> Rows:
+        """Return the rows of a data set that some client trains, validates or tests on."""
+        found = self._rows(dataset, data_dir)
+        return _together([p for rows in found for p in (rows.train, rows.validation, rows.test)])
+
+    def _rows(self, dataset: str, data_dir: str) -> Sequence[ClientIndices]:
         if dataset == "imagefolder" and data_dir != self.spec.data_dir:
-            return np.empty(0, dtype=np.int64)
+            return []
         spec = dataclasses.replace(self.spec, data_dir=data_dir)
         if not self.tasks:
             mine = spec.dataset == dataset
             images = load_images(spec) if mine else None
-            found = partition_indices(spec, images, self.clients) if images else []
-        else:
-            chosen = [self.tasks[i % len(self.tasks)] for i in range(self.clients)]
-            found = [
-                client_rows(spec, self.tasks, i, self.clients)[1]
-                for i, task in enumerate(chosen)
-                if (task.dataset or spec.dataset) == dataset
-            ]
-        parts = [rows.test for rows in found]
-        return np.unique(np.concatenate([np.empty(0, dtype=np.int64), *parts]))
+            return partition_indices(spec, images, self.clients) if images else []
+        chosen = [self.tasks[i % len(self.tasks)] for i in range(self.clients)]
+        return [
+            client_rows(spec, self.tasks, i, self.clients)[1]
+            for i, task in enumerate(chosen)
+            if (task.dataset or spec.dataset) == dataset
+        ]
+
+
+def _together(parts: Sequence[Rows]) -> Rows:
+    return np.unique(np.concatenate([np.empty(0, dtype=np.int64), *parts]))

@@ -25,6 +25,8 @@ DATASETS: tuple[str, ...] = (
 )
 TEXT_DATASETS: tuple[str, ...] = ("tsv",)
 """Those of sentences, which have no images."""
+CAPTIONED_DATASETS: tuple[str, ...] = ("scenes", "coco")
+"""Those whose images have captions; of COCO where its files of captions are there."""
 PARTITIONS: tuple[str, ...] = ("dirichlet", "pathological", "class-shares", "iid")
 FLWR_PARTITION = "flwr:"
 """What stands before the name of a partitioner of flwr-datasets."""

@@ -176,7 +176,14 @@ def public_items(context: ServerContext, info: ClientInfo) -> PublicItems:
 
 
 def public_for(context: ServerContext, info: ClientInfo) -> PublicData:
+    """Load the public data as a client does, see `matching_public`."""
+    return matching_public(context, info)[0]
+
+
+def matching_public(context: ServerContext, info: ClientInfo) -> tuple[PublicData, Shares | None]:
     """Load the public data as a client does, and make sure that they are the client's.
+
+    Returned with them is whose test examples they leave out.
 
     A simulation's items leave out what its clients test on, and only clients know how many they
     are; so the items are those whose fingerprint a client told.
@@ -196,7 +203,7 @@ def public_for(context: ServerContext, info: ClientInfo) -> PublicData:
                 raise RegistrationError(f"public data on the server: {error}") from error
             continue  # the run's data set is not here: clients are devices with data of their own
         if public.fingerprint == info.public_hash:
-            return public
+            return public, avoid
         found.append(public.fingerprint)
     raise RegistrationError(
         f"public-dataset = {run.public_dataset!r}: the server's items ({', '.join(found)}) are not "

@@ -140,7 +140,7 @@ def test_what_is_wrong_with_it_is_said_in_a_line(folder: Path, number: int) -> N
 @pytest.mark.parametrize("name", ["nowhere", "no.where", "fedra", "my-method", "a b", "..", "é-"])
 def test_what_is_no_method_lists_those_there_are(folder: Path, name: str) -> None:
     text = refused(folder, name)
-    assert "expected one of cofed, fd, fedallrep" in text
+    assert "expected one of cofed, creamfl, fd" in text
     assert "or a module with a method of your own" in text
     assert ("did you mean fedre?" in text) is (name == "fedra")
 
