@@ -18,6 +18,7 @@ from pathlib import Path
 from deploy.fleet.description import Device, Files, Fleet, Tls, is_loopback
 from deploy.fleet.fleet_file import read_fleet
 from deploy.fleet.renewal_units import renewal_units
+from deploy.fleet.superlink_program import PROGRAM as SUPERLINK_PROGRAM
 from deploy.fleet.units import ENVIRONMENT, STATE, USER, unit_text
 from strategies.base.options import ConfigError
 
@@ -31,6 +32,10 @@ Flower refuses a node that it still believes online, for up to
 `deploy.fleet.description.HEARTBEAT_LIMIT` seconds. Retries at this pace, without an end, get
 through without haste.
 """
+
+SUPERLINK_STOP_SECONDS = 5.0
+"""Before it is killed: by itself it waits for its open connections longer than a minute, which is
+how long a run waits for it to be back. What it must not lose is in its database."""
 
 APP_MEMORY = "75%"
 MEMORY = {"superlink": "50%", "superexec": APP_MEMORY, "proxy": "10%"}
@@ -149,7 +154,7 @@ def superlink_command(fleet: Fleet) -> list[str]:
     """Return the command of a fleet's SuperLink, which survives restarts in the middle of a run."""
     files, server = fleet.files, fleet.server
     return [
-        "flower-superlink", "--host", server.listens_on, "--port", str(server.port),
+        SUPERLINK_PROGRAM, "--host", server.listens_on, "--port", str(server.port),
         "--database", str(files.of("superlink") / "superlink.db"),
         "--enable-supernode-auth",
         "--ssl-ca-certfile", str(files.ca),
@@ -199,6 +204,7 @@ def server_unit(
             writable=sorted(o for o in outputs if o[:1] == "/") if name == "superexec" else [],
             low_port=name != "superexec" and 0 < fleet.server.port < 1024,
             memory=MEMORY[name],
+            stop_seconds=SUPERLINK_STOP_SECONDS if name == "superlink" else 30.0,
             starts_apps=name == "superexec",
         )
     return units

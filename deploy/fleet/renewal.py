@@ -26,6 +26,7 @@ from deploy.fleet.identities import WARN_DAYS, read_key, read_own_key
 from deploy.fleet.membership import reload_proxy
 from deploy.fleet.private_files import write_private
 from deploy.fleet.specs import SUPERLINK, Specs
+from deploy.fleet.superlink_program import PROGRAM
 from deploy.flower.commands import FlowerError
 from deploy.flower.processes import runs_program, send_signal
 from server_app.console import say
@@ -36,7 +37,8 @@ RESTART_SECONDS = 50.0
 GRACE_SECONDS = 2.0
 """After a signal to end, Flower's SuperLink waits for its open connections, more than a minute:
 longer than a run waits. What it must not lose is in its database, which survives a kill."""
-PROGRAM = "flower-superlink"
+PROGRAMS = (PROGRAM, "flower-superlink")
+"""What a fleet's SuperLink runs, or ran when it was started by an earlier version."""
 
 
 def renew(fleet: Fleet, options: argparse.Namespace) -> int:
@@ -108,7 +110,8 @@ def superlinks(fleet: Fleet) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if runs_program(process, PROGRAM) and database in process.cmdline():
+            ours = any(runs_program(process, program) for program in PROGRAMS)
+            if ours and database in process.cmdline():
                 found.append(process)
         except (psutil.Error, OSError):
             continue  # it has ended, or is somebody else's

@@ -11,6 +11,7 @@ from pathlib import Path
 from deploy.fleet.description import Device, Fleet
 from deploy.fleet.device import POLL_SECONDS, superexec_command, superlink_command
 from deploy.fleet.revoked import is_revoked
+from deploy.fleet.superlink_program import PROGRAM as SUPERLINK_PROGRAM
 from deploy.fleet.supervisor import Spec
 from deploy.flower.commands import FlowerClient, flower_environment
 
@@ -65,7 +66,7 @@ class Specs:
         """Return the SuperLink's."""
         server = self.fleet.server
         command = superlink_command(self.fleet) if self.fleet.secure else [
-            "flower-superlink", "--insecure", "--host", server.listens_on,
+            SUPERLINK_PROGRAM, "--insecure", "--host", server.listens_on,
             "--port", str(server.port), "--database", str(self.database),
             "--isolation", "process",
         ]  # fmt: skip

@@ -57,7 +57,7 @@ ExecStart={command}
 Restart=always
 RestartSec={restart:g}
 KillMode=mixed
-TimeoutStopSec=30
+TimeoutStopSec={stop:g}
 MemoryMax={memory}
 OOMPolicy={oom}
 {places}
@@ -76,6 +76,7 @@ def unit_text(
     environment: Path = ENVIRONMENT,
     user: str = USER,
     restart_seconds: float = 2.0,
+    stop_seconds: float = 30.0,
     writable: Sequence[str] = (),
     needed: Sequence[str] = (),
     low_port: bool = False,
@@ -100,6 +101,8 @@ def unit_text(
         Who runs it.
     restart_seconds : float
         Pause before it is started again.
+    stop_seconds : float
+        How long it may take to end before it is killed.
     writable, needed : Sequence of str
         Further directories that it may write, and that must be mounted before it starts.
     low_port : bool
@@ -138,6 +141,7 @@ def unit_text(
         environment=_assignments(complete),
         command=_words([program, *command[1:]], command=True),
         restart=restart_seconds,
+        stop=stop_seconds,
         memory=memory,  # here % is no sign of a specifier
         oom="continue" if starts_apps else "stop",
         places=places,

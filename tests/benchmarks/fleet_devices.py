@@ -23,7 +23,7 @@ import psutil
 from deploy.fleet.description import Device
 from deploy.fleet.local import LocalFleet
 from deploy.flower.processes import family
-from tests.benchmarks.fleet_load import LONGEST_S, ROUND, a_fleet, used
+from tests.benchmarks.fleet_load import LONGEST_ROUND_S, LONGEST_S, ROUND, a_fleet, used
 from tests.benchmarks.machine import load
 
 MOST_DEVICES = 100
@@ -109,7 +109,7 @@ def say_rounds(running: LocalFleet, count: int, rounds: int, say: Callable[[str]
         if found := ROUND.search(line):
             say(f"  round {found[1]}: {found[2]} s")
 
-    run = running.wait(run_id, LONGEST_S, on_line=on_line)
+    run = running.wait(run_id, LONGEST_S + rounds * LONGEST_ROUND_S, on_line=on_line)
     say(f"  run {run.status}, {time.monotonic() - begin:.0f} s")
     if not run.completed:
         say("\n".join(run.log.splitlines()[-5:]))

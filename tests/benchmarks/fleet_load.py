@@ -41,8 +41,8 @@ from tests.benchmarks.machine import load
 from tests.benchmarks.synthetic_device import SyntheticDevice
 
 MOST_DEVICES = 1000
-LONGEST_S = 900.0
-"""Of one run."""
+LONGEST_S, LONGEST_ROUND_S = 900.0, 60.0
+"""A run may take as long as both together, the latter for each round."""
 ROUND = re.compile(r"round (\d+)/\d+ .* scalars +([\d.]+) s ")
 LOCKED = "OperationalError) database is locked"
 Keys = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
@@ -108,9 +108,12 @@ class Load:
             server_app.append(used(self.running.find("flwr-serverapp")))
             if found := ROUND.search(line):
                 growth = (self._size() - size) / 1e6
-                lines.append(f"  round {found[1]}: {found[2]} s, database + {growth:.2f} MB")
+                lines.append(
+                    f"  round {found[1]}: {found[2]} s, database + {growth:.2f} MB, SuperLink "
+                    f"{peak[-1] / 1e6:.0f} MB, ServerApp {server_app[-1].resident / 1e6:.0f} MB"
+                )
 
-        run = self.running.wait(run_id, LONGEST_S, on_line=on_line)
+        run = self.running.wait(run_id, LONGEST_S + number * LONGEST_ROUND_S, on_line=on_line)
         wall, cpu = time.monotonic() - begin, used(self.superlinks).cpu_s - before.cpu_s
         per = 1000 * cpu / (number + 1) / len(self.devices)
         lines.append(

@@ -23,6 +23,7 @@ from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode as sup
 from packaging.requirements import Requirement
 
 from client_app.node import NODE_KEYS
+from deploy.fleet import superlink_program
 from deploy.fleet.description import Device, Files, Tls
 from deploy.fleet.device_map import device_map
 from tests.proxy_support import make_fleet
@@ -246,7 +247,12 @@ def test_what_must_survive_lies_in_the_fleets_directory(
     """Where natively started processes have it too, so that a fleet can change between them."""
     files = Files(Path(FLEET), Tls())
     mounts = {name: s.get("volumes", []) for name, s in services.items()}
-    assert mounts["superlink"] == [f"{files.of('superlink')}:/app/state"]
+    state, program = mounts["superlink"]
+    assert state == f"{files.of('superlink')}:/app/state"
+    source, target, mode = program.split(":")
+    assert services["superlink"]["entrypoint"] == ["python", target]
+    assert (DEPLOY / source).samefile(superlink_program.__file__)
+    assert mode == "ro"
     assert mounts["superexec-server"] == [f"{files.of('superexec')}/wildflower:/app/wildflower"]
     keys = device_map(make_fleet(Path(FLEET), 8000))
     assert f"{keys.parent}:/etc/wildflower:ro" in mounts["proxy"]

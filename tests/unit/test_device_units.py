@@ -225,6 +225,13 @@ def test_what_holds_too_much_memory_ends_and_not_the_machine(fleet: Fleet) -> No
         assert f"\nOOMPolicy={policy}\n" in text, name
 
 
+def test_a_superlink_that_is_restarted_is_back_before_a_run_gives_up(fleet: Fleet) -> None:
+    for name, text in server_unit(fleet).items():
+        service = parsed(text)["Service"]
+        away = float(service["TimeoutStopSec"]) + float(service["RestartSec"])
+        assert away == (7 if "superlink" in name else 32), name
+
+
 def test_data_is_waited_for(fleet: Fleet) -> None:
     unit = parsed(systemd_unit(fleet, fleet.device(7)))["Unit"]
     assert AWKWARD in words(unit["RequiresMountsFor"])

@@ -113,7 +113,7 @@ def test_what_is_missing_is_named(fleet: Fleet) -> None:
 def supervised(fleet: Fleet, tmp_path: Path) -> Iterator[Supervisor]:
     """Something that reads its certificate when it starts, and is kept running."""
     make_identities(fleet, now=NOW - 360 * DAY)
-    script, files = tmp_path / renewal.PROGRAM, fleet.files
+    script, files = tmp_path / renewal.PROGRAMS[0], fleet.files
     script.write_text(SUPERLINK)
     database = str(Specs(fleet, {}).database)
     program = [Path(sys.executable).name, str(script), str(files.certificate)]
