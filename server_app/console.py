@@ -195,7 +195,7 @@ def final_table(
     }
     text = table(list(columns), zip(*columns.values(), strict=True))
     hidden = len(infos) - len(shown)
-    return text + (f"\n  and {hidden} more, see report.html" if hidden else "")
+    return text + (f"\n  and {hidden} more, see metrics.csv" if hidden else "")
 
 
 def closing_lines(summary: Mapping[str, Any]) -> str:

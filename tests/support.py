@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from deploy.contract.runs import SMALL, Outcome, run_federation
+from deploy.flower.text import toml_lines
 from server_app.rounds.method_server import MethodServer
 from strategies.base.messages import ClientInfo, ClientUpdate
 from strategies.base.run_config import RunConfig
@@ -73,6 +74,11 @@ def tiny(shape):
     return body
 """
 """A file with a user's own model, `tiny`."""
+
+
+def typed(keys: Mapping[str, Any]) -> str:
+    """Return run-config keys and values as `wildflower run -c` takes them."""
+    return toml_lines(keys).replace("\n", " ")
 
 
 def make_hostile(folder: Path) -> None:

@@ -28,6 +28,7 @@ SMALL: dict[str, Any] = {
     "num-rounds": 2,
     "min-examples": 5,
     "public-size": 48,
+    "report": False,
 }
 """Settings that make a run take seconds: real images, three unlike architectures."""
 

@@ -180,8 +180,8 @@ class RoundLoop:
         return done
 
     def report(self) -> None:
-        """Write report.html from whatever records there are."""
-        if not (self.directory.path / "metrics.csv").is_file():
+        """Write report.html from whatever records there are, unless the run shall have none."""
+        if not self.run.report or not (self.directory.path / "metrics.csv").is_file():
             return
         # Loads pandas and jinja2, which a run needs only once there are results.
         from server_app.report import write_report

@@ -47,6 +47,7 @@ MAY_CHANGE_ON_RESUME = frozenset(
             "resume-round",
             "wire-zlib",
             "tracker",
+            "report",
             "metrics-port",
             "metrics-host",
         ),
@@ -172,6 +173,8 @@ class RunConfig:
     tracker
         Where the server also shows the run while it goes on, several with commas between, see
         [Trackers](#trackers). Their libraries come with the extras of their names.
+    report
+        Whether `report.html` is written when the run ends; `wildflower report` can do it later.
     keep_checkpoints
         How many of the newest checkpoints are kept.
     keep_payloads
@@ -272,6 +275,7 @@ class RunConfig:
     resume_round: int = option(0, minimum=0)
     local_run: str = option("", hint="the name of a completed run to compare with")
     tracker: str = option("", hint=f"any of {', '.join(TRACKERS)}, with commas between")
+    report: bool = option(True)
     keep_checkpoints: int = option(2, minimum=1)
     keep_payloads: int = option(0, minimum=0)
     min_clients: int = option(2, minimum=1)

@@ -77,7 +77,7 @@ def test_no_room_for_a_private_state(disk: Path, whole: Outcome) -> None:
     with pytest.raises(RunError, match=r"client \d.*round-00003.safetensors: cannot be written"):
         run_federation(
             disk / "runs", CLIENTS, num_rounds=ROUNDS,
-            grid_class=filling(disk, 700_000),
+            grid_class=filling(disk, 700_000), report=True,
         )  # fmt: skip
     left = Outcome(disk / "runs" / "run")
     assert left.config["status"] == "failed"

@@ -20,7 +20,7 @@ from server_app.rounds import process_end
 from server_app.rounds.in_process import InProcessGrid
 from strategies.base.messages import CONTROL
 from strategies.base.options import ConfigError
-from tests.support import SMALL, Outcome, run_federation
+from tests.support import SMALL, Outcome, run_federation, typed
 
 GO_ON = "go on with resume='run'"
 ROUND = 3
@@ -80,7 +80,7 @@ def test_a_stopped_run_is_interrupted_and_goes_on(
     tmp_path: Path, capsys: Any, grid: type[InProcessGrid], error: type[BaseException]
 ) -> None:
     with pytest.raises(error):
-        run_federation(tmp_path / "cut", 3, num_rounds=3, grid_class=grid)
+        run_federation(tmp_path / "cut", 3, num_rounds=3, grid_class=grid, report=True)
     left = Outcome(tmp_path / "cut" / "run")
     assert left.config["status"] == "interrupted"
     assert left.config["reason"].endswith(GO_ON)
@@ -90,6 +90,7 @@ def test_a_stopped_run_is_interrupted_and_goes_on(
     resumed = run_federation(tmp_path / "cut", 3, num_rounds=3, resume="run")
     assert (resumed.config["status"], resumed.config.get("reason")) == ("completed", None)
     whole = run_federation(tmp_path / "whole", 3, num_rounds=3)
+    assert not (whole.path / "report.html").exists()  # as that run's `report` says
     assert resumed.text("metrics.csv") == whole.text("metrics.csv")
 
 
@@ -115,7 +116,9 @@ def test_a_completed_run_that_goes_on_has_no_summary_until_it_ends(tmp_path: Pat
     """What an earlier end left must not pass for the outcome of more rounds."""
     assert run_federation(tmp_path / "cut", 3, num_rounds=2).summary["rounds"] == 2
     with pytest.raises(SystemExit):
-        run_federation(tmp_path / "cut", 3, num_rounds=3, resume="run", grid_class=Stopped)
+        run_federation(
+            tmp_path / "cut", 3, num_rounds=3, resume="run", grid_class=Stopped, report=True
+        )
     left = Outcome(tmp_path / "cut" / "run")
     assert left.config["status"] == "interrupted"
     assert not (left.path / "summary.json").exists()
@@ -137,7 +140,7 @@ def test_the_command_names_the_status(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = {**SMALL, "output-dir": str(tmp_path), "num-rounds": 3}
-    text = " ".join(f"{k}={v!r}" for k, v in values.items())
+    text = typed(values)
     with monkeypatch.context() as patch:
         patch.setattr(server_app.rounds.in_process, "InProcessGrid", CtrlC)
         assert main(["run", "--clients", "3", "-c", f"{text} run-name='run'"]) == 130

@@ -19,7 +19,7 @@ from strategies.base.options import ConfigError
 from strategies.base.parsing import parse_run_config
 from strategies.base.round_files import round_file
 from tests.documents import files_in
-from tests.support import SMALL, Outcome, run_federation
+from tests.support import SMALL, Outcome, run_federation, typed
 
 TEMPLATE = files_in(Path("strategies/README.md"))["my_method.py"]
 """The method of strategies/README.md."""
@@ -43,8 +43,8 @@ def mine(folder: Path) -> Path:
 def command(tmp_path: Path, name: str, **keys: Any) -> list[str]:
     """Return the arguments of `wildflower run`; a key's underscores are dashes but in a prefix."""
     given = {k.replace("_", "-"): v for k, v in {**SMALL, **SETTINGS}.items()}
-    given |= {"output-dir": str(tmp_path), "run-name": name, **keys}
-    return ["run", "--clients", "3", "-c", " ".join(f"{k}={v!r}" for k, v in given.items())]
+    given |= {"output-dir": str(tmp_path), "run-name": name, "report": True, **keys}
+    return ["run", "--clients", "3", "-c", typed(given)]
 
 
 def test_it_runs_from_the_working_directory_and_from_code_dir(

@@ -80,6 +80,7 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "resume-round": ([-1, 1.0, True, "1"], "an integer of at least 0"),
     "partition-options": ([1, True], "a text"),
     "tracker": (["tensorbord", "wandb, wandb", 1], "any of tensorboard, wandb, mlflow"),
+    "report": ([1, "false", None], "true or false"),
     "local-run": (["a/b", "../x", "ä"], "a name of letters"),
     "keep-payloads": ([-1, "1"], "an integer of at least 0"),
     "keep-checkpoints": ([0, 2.0, True], "an integer of at least 1"),

@@ -16,7 +16,7 @@ from strategies.base.parsing import parse_run_config
 from strategies.base.schedule import History, Schedule, load_schedule
 from strategies.base.server import ServerContext
 from tests.documents import files_in
-from tests.support import SMALL, Outcome, run_federation
+from tests.support import SMALL, Outcome, run_federation, typed
 from tests.unit.test_roster import a_client_info
 
 BEST = '''
@@ -78,8 +78,7 @@ def test_wildflower_run_asks_it_and_ends_when_it_says(
     keys = {k.replace("_", "-"): v for k, v in {**SMALL, **SETTINGS}.items()}
     keys |= {"num-rounds": 4, "output-dir": str(tmp_path), "run-name": "run"}
     keys |= {"schedule": "my_schedule:Best", "code-dir": str(schedules)}
-    texts = [f"{key}={value!r}" for key, value in keys.items()]
-    assert main(["run", "--clients", "4", "-c", " ".join(texts)]) == 0
+    assert main(["run", "--clients", "4", "-c", typed(keys)]) == 0
     printed = capsys.readouterr().out
     assert "stopping after round 3: enough" in printed
     run = Outcome(tmp_path / "run")

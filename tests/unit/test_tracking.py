@@ -41,8 +41,9 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         for variable in ("MLFLOW_TRACKING_URI", "WANDB_API_KEY"):
             patch.delenv(variable, raising=False)
         patch.setenv("WANDB_MODE", "offline")
-        run_federation(place, 2, **QUICK, num_rounds=2, tracker=names)
-        return run_federation(place, 2, **QUICK, num_rounds=3, tracker=names, resume="run")
+        shown = {**QUICK, "tracker": names, "report": True}
+        run_federation(place, 2, **shown, num_rounds=2)
+        return run_federation(place, 2, **shown, num_rounds=3, resume="run")
 
 
 def recorded(run: Outcome) -> Series:
