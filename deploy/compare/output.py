@@ -13,6 +13,7 @@ from deploy.compare.page import RESTS_ON, page
 from deploy.compare.plan import Plan
 from deploy.compare.results import (
     RATIO_FIELD,
+    SERVER_FIELD,
     TARGET_FIELDS,
     Row,
     collect,
@@ -101,6 +102,17 @@ def columns_of(plan: Plan) -> dict[str, Column]:
     return {**(scores if tasks else ACCURACIES), **changes, **costs}
 
 
+def shown_columns(plan: Plan, rows: Sequence[Row]) -> dict[str, Column]:
+    """Return `columns_of`, with the score of the server's own model where a row has one."""
+    columns = columns_of(plan)
+    if not any(isinstance(row.cells.get(SERVER_FIELD), Spread) for row in rows):
+        return columns
+    server: dict[str, Column] = {SERVER_FIELD: ("server's model %", _percent)}
+    scores = len(plan.tasks) or len(ACCURACIES)
+    names = list(columns.items())
+    return {**dict(names[:scores]), **server, **dict(names[scores:])}
+
+
 def write_outputs(plan: Plan, states: Mapping[str, str], notes: Mapping[str, str]) -> list[Row]:
     """Write `<name>.md`, `<name>.csv` and `<name>.html`, each whole or not at all.
 
@@ -148,14 +160,14 @@ def table_cells(plan: Plan, rows: Sequence[Row]) -> tuple[list[str], list[list[s
     that is so in a row.
     """
     variants = any(row.variant for row in rows)
-    columns = columns_of(plan)
+    columns = shown_columns(plan, rows)
     first = ["variant", "method"] if variants else ["method"]
     titles = [title.format(reference=plan.reference) for title, _ in columns.values()]
     rests_on = [RESTS_ON] if any(row.rests_on for row in rows) else []
     heads = [*first, *titles, "seeds", *rests_on]
     body = []
     for row in rows:
-        cells = [row.cells.get(c, NOT_RUN) for c in columns]
+        cells = [_cell(row, column) for column in columns]
         texts = [
             cell if isinstance(cell, str) else form(cell)
             for cell, (_, form) in zip(cells, columns.values(), strict=True)
@@ -164,6 +176,11 @@ def table_cells(plan: Plan, rows: Sequence[Row]) -> tuple[list[str], list[list[s
         last = [row.rests_on] if rests_on else []
         body.append([*names, *texts, f"{row.complete} of {row.planned}", *last])
     return heads, body
+
+
+def _cell(row: Row, column: str) -> Spread | str:
+    """Return a row's cell; blank where only other rows have such a value."""
+    return row.cells.get(column, "" if row.complete else NOT_RUN)
 
 
 def explanation(plan: Plan) -> str:
@@ -250,7 +267,7 @@ def csv_text(plan: Plan, rows: Sequence[Row]) -> str:
 
     Where there is no number, the mean's cell says why in words and the deviation's is empty.
     """
-    columns = columns_of(plan)
+    columns = shown_columns(plan, rows)
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     measures = [f"{column}{part}" for column in columns for part in ("", "_std")]
@@ -259,7 +276,7 @@ def csv_text(plan: Plan, rows: Sequence[Row]) -> str:
     for row in rows:
         cells: list[object] = []
         for column in columns:
-            cell = row.cells.get(column, NOT_RUN)
+            cell = _cell(row, column)
             if isinstance(cell, str):
                 cells += [cell, ""]
             else:

@@ -33,6 +33,10 @@ SUMMARY_FIELDS: dict[str, tuple[str, str]] = {
 
 FLOPS_FIELD = "flops_per_round"
 
+SERVER_FIELD = "server_score"
+"""The main score of the server's own model; `SERVER_PREFIX` and a name for each of its scores."""
+SERVER_PREFIX = "server_"
+
 TARGET_FIELDS = ("rounds_to_target", "uplink_to_target", "downlink_to_target", "flops_to_target")
 
 RATIO_FIELD = "rounds_over_reference"
@@ -174,6 +178,7 @@ def read_result(directory: Path, target: float | None) -> RunResult:
     for column, (part, key) in SUMMARY_FIELDS.items():
         missing = NOT_EVALUATED if part == "accuracy" else NOT_RECORDED
         values[column] = _or_words(section(run.summary, part).get(key), missing)
+    values |= _server_scores(run)
     values[FLOPS_FIELD] = _or_words(flops_per_round(run), NOT_RECORDED)
     scores = main_scores(run)
     for task, metric in scores.tasks.items():
@@ -183,6 +188,16 @@ def read_result(directory: Path, target: float | None) -> RunResult:
         values |= to_target(run, TaskView("", "accuracy", run).points, target)
     points = {view.name: view.points for view in task_views(run)}
     return RunResult(values, points, scores, scores.last(), _rests_on(run))
+
+
+def _server_scores(run: RunRecords) -> dict[str, float]:
+    """Return the last scores of the server's own model; nothing where it was not scored."""
+    found = section(run.summary, "server")
+    scores = section(found, "finals")
+    values = {SERVER_PREFIX + name: value for name, value in scores.items() if value is not None}
+    if found.get("final") is not None:
+        values[SERVER_FIELD] = found["final"]
+    return values
 
 
 def _rests_on(run: RunRecords) -> tuple[str, ...]:
@@ -266,6 +281,8 @@ def _cells(
 ) -> dict[str, Spread | str]:
     columns = [*SUMMARY_FIELDS, FLOPS_FIELD, *(TARGET_FIELDS if target is not None else ())]
     columns += [score_field(task, metric) for task, metric in tasks.items()]
+    of_server = {name for r in results for name in r.values if name.startswith(SERVER_PREFIX)}
+    columns += sorted(of_server)
     return {
         # A task that none of these runs has stays blank.
         column: over_seeds([r.values.get(column, "") for r in results]) if results else NOT_RUN

@@ -11,7 +11,7 @@ import torch
 from data.tasks import TaskSpec, assign_task
 from deploy.compare.plan import PlannedRun
 from models import InputShape
-from models.base import TextShape
+from models.base import PairShape, TextShape
 from models.build import build_model, proven
 from models.groups import assign_model
 from models.skeleton import run_blank, skeleton
@@ -56,7 +56,7 @@ class Step:
     ----------
     model, task : str
         Names for `models.build_task_model`.
-    shape : InputShape or TextShape
+    shape : InputShape, TextShape or PairShape
         Of the data.
     batch : int
         Examples.
@@ -64,7 +64,7 @@ class Step:
 
     model: str
     task: str
-    shape: InputShape | TextShape
+    shape: InputShape | TextShape | PairShape
     batch: int
 
     def __str__(self) -> str:
@@ -73,7 +73,7 @@ class Step:
     def build(self, width: int) -> torch.nn.Module:
         """Build the client's model; under ``torch.device("meta")`` nothing is allocated."""
         with proven():
-            if self.task == CLASSIFICATION:
+            if self.task == CLASSIFICATION and not isinstance(self.shape, PairShape):
                 return build_model(self.model, self.shape, width)
             return build_task_model(self.model, self.task, self.shape, width, lora_rank=0)
 
@@ -82,15 +82,23 @@ class Step:
         if isinstance(self.shape, InputShape):
             side = self.shape.image_size
             return torch.zeros(self.batch, self.shape.channels, side, side, device=device)
-        return torch.ones(self.batch, self.shape.length, dtype=torch.long, device=device)
+        length = self.shape.length if isinstance(self.shape, TextShape) else _length(self.shape)
+        return torch.ones(self.batch, length, dtype=torch.long, device=device)
 
-    def outputs(self) -> tuple[int, ...]:
-        """Return the shape that the model's scores must have."""
+    def outputs(self, width: int) -> tuple[int, ...]:
+        """Return the shape that the model's scores must have; of pairs, both representations."""
+        if self.task == "retrieval":
+            return self.batch, 2 * width
         if self.task == "segmentation":
             assert isinstance(self.shape, InputShape)
             side = self.shape.image_size
             return self.batch, self.shape.num_classes + 1, side, side
         return self.batch, self.shape.num_classes
+
+
+def _length(pair: PairShape) -> int:
+    """Return the length of a row of `models.PairModel`'s input."""
+    return pair.text.length + pair.image.channels * pair.image.image_size**2
 
 
 def check_shapes(step: Step, width: int) -> None:
@@ -105,8 +113,9 @@ def check_shapes(step: Step, width: int) -> None:
     with skeleton():
         model = small.build(width).eval()
     scores = run_blank(model, small.inputs)
-    if tuple(scores.shape) != small.outputs():
-        raise ConfigError(f"{step}: scores of shape {tuple(scores.shape)}, not {small.outputs()}")
+    if tuple(scores.shape) != small.outputs(width):
+        wanted = small.outputs(width)
+        raise ConfigError(f"{step}: scores of shape {tuple(scores.shape)}, not {wanted}")
 
 
 def steps_a_round(planned: PlannedRun, clients: int) -> dict[Step, float]:
@@ -142,9 +151,13 @@ def trained_on(dataset: str, run: RunConfig) -> float:
     return pool * run.subset * (1 - run.validation_fraction)
 
 
-def shape_of(dataset: str, task: str, model: str, run: RunConfig) -> InputShape | TextShape:
+def shape_of(
+    dataset: str, task: str, model: str, run: RunConfig
+) -> InputShape | TextShape | PairShape:
     """Return the shape of a data set's examples for a task."""
-    shape = DATA[dataset].shape
-    if MODALITY_OF[task] == "text":
+    shape, reads = DATA[dataset].shape, MODALITY_OF[task]
+    if reads == "text":
         return text_shape_of(model, shape.num_classes)
-    return dataclasses.replace(shape, image_size=run.image_size or shape.image_size)
+    images = dataclasses.replace(shape, image_size=run.image_size or shape.image_size)
+    text = text_shape_of(model, shape.num_classes) if reads == "pair" else None
+    return images if text is None else PairShape(images, text)

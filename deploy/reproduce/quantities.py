@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from deploy.compare.cells import NOT_COMPARABLE, NOT_REACHED, NOT_RUN, Spread, spread
 from deploy.compare.plan import Plan
-from deploy.compare.results import RATIO_FIELD, Row
+from deploy.compare.results import RATIO_FIELD, SERVER_PREFIX, Row
 from strategies.base.options import ConfigError
 from strategies.base.suggestions import nearest
 
@@ -16,6 +16,7 @@ Cell = Spread | str
 """A number over the seeds, or words for why there is none."""
 
 CLIENT = re.compile(r"client-(\d+)")
+SERVER = re.compile(r"server-([a-z0-9_]+)")
 BETTER = re.compile(r"clients-better-than-([a-z0-9-]+)")
 
 
@@ -92,14 +93,18 @@ QUANTITIES: dict[str, Quantity] = {
     "downlink-a-round": Quantity("scalars down a round", 0, _column("downlink_per_round")),
     "uplink-of-a-client": Quantity("scalars up a round and client", 0, _uplink_of_a_client),
 }
-"""By the name that `expected` uses; besides, `client-N` is client N's last score in percent and
-`clients-better-than-LABEL` the percentage of clients whose last score is above that method's."""
+"""By the name that `expected` uses; besides, `client-N` is client N's last score in percent,
+`server-NAME` the last one of that name of the server's own model, and `clients-better-than-LABEL`
+the percentage of clients whose last score is above that method's."""
 
 
 def quantity(name: str) -> Quantity:
     """Return a quantity by name."""
     if found := CLIENT.fullmatch(name):
         return Quantity(f"client {found[1]}, last score %", 2, _client(int(found[1])))
+    if found := SERVER.fullmatch(name):
+        take = _column(SERVER_PREFIX + found[1], 100)
+        return Quantity(f"server's model, {found[1]} %", 2, take)
     if found := BETTER.fullmatch(name):
         return Quantity(f"clients better than {found[1]}, %", 1, _better_than(found[1]))
     return QUANTITIES[name]
@@ -107,7 +112,7 @@ def quantity(name: str) -> Quantity:
 
 def check_quantity(name: str, where: str) -> None:
     """Raise `ConfigError` for a name that is no quantity."""
-    if name in QUANTITIES or CLIENT.fullmatch(name) or BETTER.fullmatch(name):
+    if name in QUANTITIES or any(p.fullmatch(name) for p in (CLIENT, SERVER, BETTER)):
         return
     near = nearest(name, QUANTITIES, cutoff=0.4)
     hint = f"did you mean {near}?" if near else f"known are {', '.join(QUANTITIES)}, client-N"

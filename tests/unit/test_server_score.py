@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from deploy.compare.cells import Spread
+from deploy.compare.output import shown_columns, table_cells
+from deploy.compare.progress import COMPLETE
+from deploy.compare.results import SERVER_FIELD, collect
 from deploy.contract.runs import TINY
+from deploy.reproduce.quantities import check_quantity, quantity
 from server_app.records.run_reader import read_run
 from server_app.records.server_score import server_score, server_scores
 from strategies.base.method import get_method
@@ -16,6 +22,8 @@ from strategies.base.server import NotScoredError, ServerContext
 from strategies.common.server_models import official_test
 from tests.support import run_federation
 from tests.unit.layerwise_support import a_server, card_of
+from tests.unit.test_compare_tasks import LOCAL, plan_of
+from tests.unit.test_compare_tasks import write_run as write_planned
 from tests.unit.test_report import write_run
 
 GLOBAL: dict[str, Any] = {
@@ -102,3 +110,26 @@ def test_a_run_without_a_score_says_why_and_records_none(tmp_path: Path, capsys:
     assert "warning: the server's own model gets no score: with test-split" in shown
     assert run.metrics(phase="server") == []
     assert "server" not in run.summary
+
+
+# In comparisons and in tables of papers -----------------------------------------------------------
+
+
+def test_a_comparison_has_a_column_where_a_run_has_a_score(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, seeds=[0])
+    for planned in plan.runs:
+        write_planned(planned, LOCAL)
+    complete = {planned.name: COMPLETE for planned in plan.runs}
+    assert SERVER_FIELD not in shown_columns(plan, collect(plan, complete))
+    first = plan.runs[0].directory / "summary.json"
+    scores = {"final": 0.25, "finals": {"recall": 0.25, "recall_i2t": 0.5}}
+    first.write_text(json.dumps({**json.loads(first.read_text()), "server": scores}))
+    rows = collect(plan, complete)
+    heads, body = table_cells(plan, rows)
+    place = heads.index("server's model %")
+    assert [line[place] for line in body] == ["25.00", ""]
+    cell = quantity("server-recall_i2t").take(plan, rows[0], rows)
+    assert isinstance(cell, Spread)
+    assert cell.mean == 50
+    check_quantity("server-recall_i2t", "here")
+    assert quantity("server-recall").heading == "server's model, recall %"
