@@ -34,7 +34,7 @@ GLOBAL: dict[str, Any] = {
 
 def test_feddf_scores_what_its_clients_measure(tmp_path: Path, capsys: Any) -> None:
     """At the end clients measure the models that the server has just scored, on the same images."""
-    run = run_federation(tmp_path, 2, method="feddf", num_rounds=2, **GLOBAL)
+    run = run_federation(tmp_path, 2, method="feddf", num_rounds=2, report=True, **GLOBAL)
     clients = {row["client"]: row for row in run.metrics(phase="final", metric="accuracy")}
     scored = run.metrics(client="server", phase="server", round=2)
     by_name = {row["metric"]: float(row["value"]) for row in scored}
