@@ -19,6 +19,7 @@ from server_app.app import app as server_app
 from server_app.console import say
 from strategies.base.messages import CONTROL
 from strategies.base.method import get_method, method_names
+from strategies.base.narrowing import WIRE_DTYPES
 
 HEADING = "method in turn: "
 """Begins the line of the log before a method's own."""
@@ -27,15 +28,21 @@ server = ServerApp()
 client = ClientApp()
 
 
+def wire_of(name: str) -> str:
+    """Return how a method's arrays cross: each way of transport has a third of the methods."""
+    return WIRE_DTYPES[method_names().index(name) % len(WIRE_DTYPES)]
+
+
 def with_method(context: Context, name: str) -> Context:
     """Return a context whose run-config asks for one method, in a run of that name."""
     models = models_for(get_method(name), str(context.run_config["models"]))
+    keys = {"method": name, "run-name": name, "wire-dtype": wire_of(name)}
     return Context(
         run_id=context.run_id,
         node_id=context.node_id,
         node_config=context.node_config,
         state=context.state,
-        run_config={**context.run_config, **models, "method": name, "run-name": name},
+        run_config={**context.run_config, **models, **keys},
     )
 
 

@@ -14,7 +14,7 @@ from deploy.flower.simulation import FlowerRun, FlowerSimulation
 from deploy.flower.text import toml_lines
 from strategies.base.method import method_names
 from tests.e2e.conftest import LIMIT, ROOT
-from tests.e2e.every_method_app import HEADING
+from tests.e2e.every_method_app import HEADING, wire_of
 from tests.support import SMALL, Outcome
 
 pytestmark = pytest.mark.e2e
@@ -64,7 +64,7 @@ def turns(dataset_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Turn
     """Run all methods, one after the other, on one SuperLink in one pair of Ray workers."""
     app, directory = tmp_path_factory.mktemp("app"), tmp_path_factory.mktemp("turns")
     config = {key.replace("_", "-"): value for key, value in CONFIG.items()}
-    values = {**SMALL, "output-dir": str(directory), **config}
+    values = {**SMALL, "report": True, "output-dir": str(directory), **config}
     (app / "pyproject.toml").write_text(APP + toml_lines(values))
     shutil.copy(ROOT / "tests" / "e2e" / "every_method_app.py", app)
     environment = {"WILDFLOWER_CACHE": str(dataset_cache), "PYTHONPATH": str(ROOT)}
@@ -91,6 +91,7 @@ def test_flwr_run_equals_the_same_process(method: str, turns: Turns, tmp_path: P
     assert "1 of 3 clients" in log, log
     through_ray = Outcome(turns.directory / method)
     assert through_ray.config["status"] == "completed", log
-    here = Candidate(method).run(tmp_path, 3, **CONFIG)
+    assert (through_ray.path / "report.html").is_file()
+    here = Candidate(method).run(tmp_path, 3, **CONFIG, wire_dtype=wire_of(method))
     for name in ("metrics.csv", "traffic.csv", "clients.csv"):
         assert through_ray.text(name) == here.text(name)
