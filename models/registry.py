@@ -232,12 +232,15 @@ def model_info(name: str) -> ModelInfo:
 def pair_of(name: str) -> tuple[str, str] | None:
     """Return the two names of ``"image-model+text-model"``, or None for a name of one model.
 
-    A place may have a plus sign: what follows the last one has to be a text model's name.
+    A place may have a plus sign: what follows the one that is meant is a text model's name.
     """
-    image, plus, text = name.rpartition("+")
-    known = _REGISTRY.get(text.partition("@")[0])
-    reads_text = known is not None and known.modality == "text"
-    return (image, text) if plus and image and reads_text else None
+    parts = name.split("+")
+    for place in range(1, len(parts)):
+        image, text = "+".join(parts[:place]), "+".join(parts[place:])
+        known = _REGISTRY.get(text.partition("@")[0])
+        if image and known is not None and known.modality == "text":
+            return image, text
+    return None
 
 
 def _pair(name: str, image: ModelInfo, text: ModelInfo) -> ModelInfo:

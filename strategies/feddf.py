@@ -222,7 +222,7 @@ class Server(GroupServer[ServerState]):
 
     def score_basis(self, context: ServerContext) -> str:
         tests = [official_test(context, info.model) for info in _one_of_each(context).values()]
-        return f"{len(tests[0]):,} examples: {OFFICIAL_TEST}"
+        return f"{len(tests[0]):,} examples: {OFFICIAL_TEST}, {context.run.dataset}"
 
     def score(self, context: ServerContext, state: ServerState) -> ServerScores:
         """Return every architecture's accuracy, and their mean."""

@@ -285,7 +285,7 @@ class Server(GroupServer[ServerState]):
         if not context.config.server_epochs:
             raise NotScoredError("fedet.server-epochs = 0 never trains it; set 1 or more")
         test = official_test(context, _server_name(context))
-        return f"{len(test):,} examples: {OFFICIAL_TEST}"
+        return f"{len(test):,} examples: {OFFICIAL_TEST}, {context.run.dataset}"
 
     def score(self, context: ServerContext, state: ServerState) -> ServerScores:
         """Return the accuracy of the server's model."""

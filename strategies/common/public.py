@@ -133,7 +133,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)  # a server and its clients in one process read some of them each
 def _tokens(public: PublicData, model_name: str) -> NDArray[np.int64]:
     """Return the captions as token ids, once for a model and process."""
     assert public.captions is not None

@@ -22,6 +22,7 @@ from models import (
     recalls,
     text_shape_of,
 )
+from models.registry import pair_of
 from strategies.base.options import ConfigError
 from strategies.base.parsing import parse_run_config
 from strategies.common.losses import PAIR_TEMPERATURE, pair_loss, task_loss
@@ -102,6 +103,12 @@ def test_a_model_that_tells_nothing_apart_guesses() -> None:
 def test_wrong_pairs_of_models_are_named(name: str, said: str) -> None:
     with pytest.raises(ModelError, match=said):
         model_info(name)
+
+
+def test_a_place_may_have_a_plus_sign() -> None:
+    assert pair_of("hf-vit@/a+b+text-small@/c+d") == ("hf-vit@/a+b", "text-small@/c+d")
+    assert pair_of("hf-vit@/a+b") is None
+    assert pair_of("text-small") is None
 
 
 def test_a_model_for_one_of_both_is_refused() -> None:
