@@ -42,7 +42,7 @@ class Run:
         round, client, phase, metric, value, examples: what clients measured. Rows without a finite
         value are left out.
     server_metrics : DataFrame
-        round, phase, metric, value: what the server measured.
+        round, phase, metric, value, examples: what the server measured.
     traffic : DataFrame
         round, client, direction, scalars, bytes, purpose.
     clients : DataFrame
