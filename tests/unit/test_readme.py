@@ -77,7 +77,8 @@ def test_a_field_that_is_not_explained_is_named() -> None:
 
 def test_every_method_is_in_the_table() -> None:
     table = README.split("| method | idea |", 1)[1].split("\n\n", 1)[0]
-    assert set(re.findall(r"^\| `([a-z0-9-]+)` \|", table, flags=re.MULTILINE)) == set(method_names())
+    names = re.findall(r"^\| `([a-z0-9-]+)` \|", table, flags=re.MULTILINE)
+    assert set(names) == set(method_names())
 
 
 def test_ci_runs_the_test_command_of_the_readme() -> None:
