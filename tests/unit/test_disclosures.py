@@ -40,7 +40,7 @@ def test_counts_by_class_travel_only_where_they_are_used() -> None:
 def test_the_histogram_is_told_where_the_run_says_so(tmp_path: Path, shares: bool) -> None:
     run = run_federation(
         tmp_path, 2, num_rounds=1, subset=0.08, image_size=16, feature_dim=16, models="cnn5, cnn2",
-        share_class_counts=shares,
+        share_class_counts=shares, report=True,
     )  # fmt: skip
     for row in run.rows("clients"):
         counts = [int(count) for count in row["class_counts"].split()]
