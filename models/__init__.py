@@ -42,7 +42,8 @@ The rules, which `tests/contract/test_models.py` checks for every registered mod
 Clients with tasks of their own (the key ``tasks``) get a `TaskModel` from `build_task_model`
 instead: the same backbones, a projection to the width of the shared representations, and the
 task's head. Text models read token ids; register yours with ``modality="text"``, its function then
-takes a `TextShape`.
+takes a `TextShape`; ``modality="table"`` goes with a `TableShape`, ``"series"`` with a
+`SeriesShape`.
 
 To contribute a model with a name of its own, put ``@register_model("tiny", description="...")``
 above the function in a file of this package and import that file below; the contract test then
@@ -54,8 +55,10 @@ from models import (  # noqa: F401  (they register)
     cnn,
     hf,
     lite,
+    mlp,
     resnet,
     segmentation,
+    series,
     text,
     timm_models,
     vision,
@@ -67,9 +70,12 @@ from models.base import (
     InputShape,
     ModelError,
     PairShape,
+    SeriesShape,
+    Shape,
     SplitModel,
     Splittable,
     SplittableBackbone,
+    TableShape,
     TextShape,
     count_parameters,
 )
@@ -98,9 +104,12 @@ __all__ = [
     "ModelInfo",
     "PairModel",
     "PairShape",
+    "SeriesShape",
+    "Shape",
     "SplitModel",
     "Splittable",
     "SplittableBackbone",
+    "TableShape",
     "TaskModel",
     "TextShape",
     "Tokenise",

@@ -75,6 +75,64 @@ class TextShape:
 
 
 @dataclass(frozen=True)
+class TableShape:
+    """What a table asks of a model: standardised rows ``(N, features)`` go in.
+
+    Attributes
+    ----------
+    features : int
+        Inputs of an example.
+    num_classes : int
+        Width of the head's output, C; 1 for a number that is predicted.
+    """
+
+    features: int
+    num_classes: int
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value < 1:
+                raise ModelError(f"table shape: {name}={value!r}, must be 1 or more")
+
+    def __str__(self) -> str:
+        return f"rows of {self.features} numbers, {_outputs(self.num_classes)}"
+
+
+@dataclass(frozen=True)
+class SeriesShape:
+    """What a time series asks of a model: windows ``(N, channels, steps)`` go in.
+
+    Attributes
+    ----------
+    channels, steps : int
+        Of a window.
+    num_classes : int
+        Width of the head's output, C; 1 for a number that is predicted.
+    """
+
+    channels: int
+    steps: int
+    num_classes: int
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value < 1:
+                raise ModelError(f"series shape: {name}={value!r}, must be 1 or more")
+
+    def __str__(self) -> str:
+        size = f"{self.channels} channels and {self.steps} steps"
+        return f"windows of {size}, {_outputs(self.num_classes)}"
+
+
+def _outputs(num_classes: int) -> str:
+    return f"{num_classes} classes" if num_classes > 1 else "one number"
+
+
+Shape = InputShape | TextShape | TableShape | SeriesShape
+"""What one data set asks of a model."""
+
+
+@dataclass(frozen=True)
 class PairShape:
     """What pairs of an image and its caption ask of a model with two towers."""
 
@@ -93,7 +151,8 @@ class PairShape:
 class Backbone(nn.Module):
     """Base for architectures: images ``(N, channels, S, S)`` to raw features ``(N, raw_dim)``.
 
-    Those for text read token ids ``(N, length)`` instead. One that has a method ``maps`` too,
+    Those for text read token ids ``(N, length)`` instead, those for tables rows ``(N, features)``,
+    those for series windows ``(N, channels, steps)``. One that has a method ``maps`` too,
     images to feature maps ``(N, raw_dim, h, w)`` whose mean over h and w is ``forward``, serves
     segmentation.
 

@@ -15,9 +15,12 @@ from torch.nn.parameter import is_lazy
 from models.base import (
     InputShape,
     ModelError,
+    SeriesShape,
+    Shape,
     SplitModel,
     Splittable,
     SplittableBackbone,
+    TableShape,
     TextShape,
 )
 from models.mapping import build_mapping
@@ -40,7 +43,7 @@ def proven() -> Iterator[None]:
 
 def build_model(
     name: str,
-    shape: InputShape | TextShape,
+    shape: Shape,
     feature_dim: int = 512,
     mapping: str = "AP",
     *,
@@ -55,7 +58,7 @@ def build_model(
     ----------
     name : str
         A name of `list_models`, or ``"package.module:factory"`` for a backbone of your own.
-    shape : InputShape or TextShape
+    shape : Shape
         What the data asks for; for text see `models.tokens.text_shape_of`.
     feature_dim : int, default 512
         Width d of the head's input, common to all clients.
@@ -78,11 +81,11 @@ def build_model(
         contract, or images that do not fit the model.
     """
     info = model_info(name)
-    wanted = "text" if isinstance(shape, TextShape) else "image"
+    wanted = modality_of(shape)
     if info.modality != wanted:
         remedy = (
-            f"choose one of {', '.join(list_models(modality='text'))}"
-            if wanted == "text"
+            f"choose one of {', '.join(list_models(modality=wanted))}"
+            if wanted != "image"
             else "set dataset to one with sentences (tsv), give the client a task with text (key "
             f"tasks), or choose one of {', '.join(list_models('cnn*'))}, ..."
         )
@@ -104,6 +107,16 @@ def build_model(
     return model
 
 
+_MODALITIES = {
+    InputShape: "image", TextShape: "text", TableShape: "table", SeriesShape: "series",
+}  # fmt: skip
+
+
+def modality_of(shape: Shape) -> str:
+    """Return what a model of a shape reads, one of `models.registry.MODALITIES`."""
+    return _MODALITIES[type(shape)]
+
+
 @contextmanager
 def private_stream(seed: int) -> Iterator[None]:
     """Draw from a fresh stream inside; leave torch's global CPU stream as it was."""
@@ -113,7 +126,7 @@ def private_stream(seed: int) -> Iterator[None]:
 
 
 def build_backbone(
-    info: ModelInfo, shape: InputShape | TextShape, lora_rank: int, *, maps: bool = False
+    info: ModelInfo, shape: Shape, lora_rank: int, *, maps: bool = False
 ) -> tuple[nn.Module, int]:
     """Call the factory and return the backbone and its ``raw_dim``.
 
@@ -158,7 +171,7 @@ def _unfinished(backbone: nn.Module) -> list[str]:
     return [name for name, item in named if is_lazy(item)]
 
 
-def _finish(info: ModelInfo, backbone: nn.Module, shape: InputShape | TextShape) -> None:
+def _finish(info: ModelInfo, backbone: nn.Module, shape: Shape) -> None:
     """Give lazy layers their shapes by two blank examples, so that there are weights to fill.
 
     Raises
@@ -186,7 +199,7 @@ def try_backbone(
     info: ModelInfo,
     model: nn.Module,
     backbone: Any,
-    shape: InputShape | TextShape,
+    shape: Shape,
     raw_dim: int,
     *,
     maps: bool = False,
@@ -223,17 +236,23 @@ def try_backbone(
     _TRIED.add(trial)
 
 
-def _advice(info: ModelInfo, shape: InputShape | TextShape) -> str:
+def _advice(info: ModelInfo, shape: Shape) -> str:
     """Say what to do about a shape that a model cannot take."""
     if info.advice is not None:
         return info.advice(shape)
     if isinstance(shape, TextShape):
         return "take the shape from models.text_shape_of"
+    if not isinstance(shape, InputShape):
+        return "choose a model for this data"
     return "choose a model for this image size and these channels, or resize the images"
 
 
-def blank(shape: InputShape | TextShape, device: torch.device) -> Tensor:
-    """Make two examples: black images, or texts of one word repeated."""
+def blank(shape: Shape, device: torch.device) -> Tensor:
+    """Make two examples: black images, texts of one word repeated, or numbers at their mean."""
+    if isinstance(shape, TableShape):
+        return torch.zeros(2, shape.features, device=device)
+    if isinstance(shape, SeriesShape):
+        return torch.zeros(2, shape.channels, shape.steps, device=device)
     if isinstance(shape, TextShape):
         return torch.ones(2, shape.length, dtype=torch.int64, device=device)
     return torch.zeros(2, shape.channels, shape.image_size, shape.image_size, device=device)
@@ -247,7 +266,7 @@ def _check(
     name: str,
     value: object,
     expected: tuple[int, ...],
-    shape: InputShape | TextShape,
+    shape: Shape,
     rule: str,
 ) -> None:
     if _shape_of(value) != expected or not isinstance(value, Tensor):

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import fnmatch
 
-from models.base import InputShape, ModelError, SplitModel, count_parameters
+from models.base import (
+    InputShape,
+    ModelError,
+    SeriesShape,
+    Shape,
+    SplitModel,
+    TableShape,
+    count_parameters,
+)
 from models.build import build_model
 from models.groups import GROUPS
 from models.libraries import is_installed
@@ -16,12 +24,18 @@ from models.tokens import text_shape_of
 
 CLASSES = 10
 SHAPE = InputShape(channels=3, image_size=32, num_classes=CLASSES)
+_SHAPES: dict[str, Shape | None] = {
+    "image": SHAPE,
+    "text": None,  # by the tokeniser
+    "table": TableShape(features=30, num_classes=CLASSES),
+    "series": SeriesShape(channels=9, steps=128, num_classes=CLASSES),
+}
 LONGEST = 24
 """Matching models of timm that are built for their size; more are listed by name alone."""
 
 
 def print_models(pattern: str = "") -> int:
-    """Print one line a model, with its size for 3x32x32 images or texts, and 10 classes.
+    """Print one line a model, with its size for one shape of what it reads, and 10 classes.
 
     Parameters
     ----------
@@ -35,11 +49,11 @@ def print_models(pattern: str = "") -> int:
         How many models were listed.
     """
     wanted = pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*"
-    images, texts = (list_models(wanted, modality=kind) for kind in ("image", "text"))
+    found = {kind: list_models(wanted, modality=kind) for kind in _SHAPES}
     others = _of_timm(wanted) if pattern else []
-    for names, title in ((images, str(SHAPE)), (texts, str(text_shape_of("text-small", CLASSES)))):
+    for kind, names in found.items():
         if names:
-            print(_row("name", "parameters", "raw width", f"description ({title})"))
+            print(_row("name", "parameters", "raw width", f"description ({_shape(kind)})"))
         for name in names:
             print(_line(name))
         if names:
@@ -53,7 +67,7 @@ def print_models(pattern: str = "") -> int:
         for group, members in GROUPS.items():
             print(f"{group:<14} {', '.join(members)}")
         print(f"\ntimm: {_about_timm()}")
-    return len(images) + len(texts) + len(others)
+    return sum(map(len, found.values())) + len(others)
 
 
 def _of_timm(wanted: str) -> list[str]:
@@ -86,7 +100,12 @@ def _line(name: str) -> str:
     return _row(name, f"{count_parameters(model):,}", str(model.raw_dim), info.description)
 
 
+def _shape(kind: str) -> Shape:
+    return _SHAPES[kind] or text_shape_of("text-small", CLASSES)
+
+
 def _skeleton(name: str) -> SplitModel | TaskModel:
-    if model_info(name).modality == "image":
-        return build_model(name, SHAPE)
+    kind = model_info(name).modality
+    if kind != "text":
+        return build_model(name, _shape(kind))
     return build_task_model(name, "text", text_shape_of(name, CLASSES), 512, lora_rank=0)

@@ -15,7 +15,7 @@ from models.libraries import is_installed
 from models.own_code import OwnCodeError, import_own, refuse_name
 
 BackboneFactory = Callable[..., nn.Module]
-"""Makes a backbone for a data set from its `InputShape` (for text: `TextShape`); the module must
+"""Makes a backbone for a data set from its `Shape` (of images an `InputShape`); the module must
 have an integer ``raw_dim``. One registered with ``pretrained=True`` also takes the keywords
 ``place`` and ``lora_rank``, one with ``segments=True`` the keyword ``maps``."""
 
@@ -23,7 +23,7 @@ _Factory = TypeVar("_Factory", bound=BackboneFactory)
 
 HOW_TO_LIST = "list all models with `wildflower models`, or `python -m models`"
 
-MODALITIES = ("image", "text")
+MODALITIES = ("image", "text", "table", "series")
 """What a model can read."""
 
 
@@ -42,7 +42,7 @@ class ModelInfo:
     adapter : bool
         False when the model must be used without a mapping: its feature width is then its raw
         width, and a method that needs another width refuses the client at the registration.
-    modality : {"image", "text"}
+    modality : {"image", "text", "table", "series"}
         What the backbone reads.
     pretrained : bool
         Whether ``name@place`` loads pretrained weights from a place, and low-rank adapters can be
@@ -110,8 +110,9 @@ def register_model(
         One line for listings.
     adapter : bool, default True
         See `ModelInfo`.
-    modality : {"image", "text"}, default "image"
-        What the backbone reads: images ``(N, channels, S, S)`` or token ids ``(N, length)``.
+    modality : {"image", "text", "table", "series"}, default "image"
+        What the backbone reads: images ``(N, channels, S, S)``, token ids ``(N, length)``, rows
+        ``(N, features)`` or windows ``(N, channels, steps)``.
     pretrained : bool, default False
         See `ModelInfo`.
     **more
@@ -131,7 +132,7 @@ def register_model(
     if not name or not all(sign.isalnum() or sign in "-._" for sign in name):
         raise ModelError(f"model name {name!r}: use letters, digits and -._ only")
     if modality not in MODALITIES:
-        raise ModelError(f"model {name!r}: modality={modality!r}; use {' or '.join(MODALITIES)}")
+        raise ModelError(f"model {name!r}: modality={modality!r}; use {', '.join(MODALITIES)}")
 
     def register(factory: _Factory) -> _Factory:
         # A user's file may be loaded a second time, when another one imports it by its own name.
@@ -170,7 +171,7 @@ def register_collection(name: str, look_up: Callable[[str], ModelInfo]) -> None:
 def list_models(pattern: str = "*", modality: str | None = None) -> tuple[str, ...]:
     """Return the registered names that match a shell pattern, in order of registration.
 
-    With a modality, "image" or "text", only the models that read it.
+    With a modality of `MODALITIES` only the models that read it.
 
     Examples
     --------

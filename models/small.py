@@ -8,32 +8,57 @@ tests/unit/test_models_small.py.
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from models.base import InputShape, ModelError, SplitModel, TextShape
+from models.base import Backbone, InputShape, ModelError, Shape, SplitModel
+from models.build import modality_of
 from models.cnn import ConvNet
 from models.mapping import build_mapping
-from models.text import NarrowedText
+from models.registry import model_info
 
 SMALL_MODELS = ("cnn5", "cnn1", "fedavgcnn")
 """Accepted kinds for images; the first is the default."""
-SMALL_TEXT_MODEL = "text-small"
-"""The kind for sentences."""
+SMALL_MODEL_OF = {"text": "text-small", "table": "mlp-small", "series": "cnn1d-small"}
+"""The kind for what are no images, by what it reads."""
+ALL_SMALL_MODELS = (*SMALL_MODELS, *SMALL_MODEL_OF.values())
 
 _HIDDEN = {"cnn5": 500, "cnn1": 2000}
 _FEDAVGCNN_WIDTH = 512
 
 
-def build_small_model(kind: str, shape: InputShape | TextShape, width: int) -> SplitModel:
+class Narrowed(Backbone):
+    """A registered model, then a linear layer and a ReLU: examples to ``(N, width)``.
+
+    Parameters
+    ----------
+    encoder : Backbone
+        Examples to raw features.
+    width : int
+        Of what it returns.
+    """
+
+    def __init__(self, encoder: Backbone, width: int) -> None:
+        super().__init__(raw_dim=width)
+        self.encoder = encoder
+        self.narrow = nn.Linear(encoder.raw_dim, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Examples to raw features ``(N, width)``."""
+        features: Tensor = F.relu(self.narrow(self.encoder(x)))
+        return features
+
+
+def build_small_model(kind: str, shape: Shape, width: int) -> SplitModel:
     """Build the common small model: examples to features ``(N, width)`` to logits ``(N, C)``.
 
     Parameters
     ----------
-    kind : {"cnn5", "cnn1", "fedavgcnn", "text-small"}
+    kind : {"cnn5", "cnn1", "fedavgcnn", "text-small", "mlp-small", "cnn1d-small"}
         For images CNN-5 or CNN-1 whose second linear layer is `width` wide; or FedAvgCNN whose
-        features are average-pooled to `width`, which adds no parameters. For sentences the model
-        `text-small` with a linear layer to `width` and a ReLU behind it, as CNN-5 ends.
-    shape : InputShape or TextShape
+        features are average-pooled to `width`, which adds no parameters. For all else the model
+        of that name with a linear layer to `width` and a ReLU behind it, as CNN-5 ends.
+    shape : Shape
         Of the data, equal on all clients.
     width : int
         d1, the width of the features. The head is ``Linear(width, C)``.
@@ -48,17 +73,18 @@ def build_small_model(kind: str, shape: InputShape | TextShape, width: int) -> S
     ModelError
         Unknown kind, one that reads something else, width below 1, or images below 16x16.
     """
-    if kind not in (*SMALL_MODELS, SMALL_TEXT_MODEL):
-        known = ", ".join((*SMALL_MODELS, SMALL_TEXT_MODEL))
+    if kind not in ALL_SMALL_MODELS:
+        known = ", ".join(ALL_SMALL_MODELS)
         raise ModelError(f"small model {kind!r} is unknown; use one of {known}")
     if width < 1:
         raise ModelError(f"small model {kind!r}: width={width!r}, must be 1 or more")
-    if isinstance(shape, TextShape):
-        if kind != SMALL_TEXT_MODEL:
-            raise ModelError(f"small model {kind!r} reads images, the data has {shape}")
-        return _wrapped(kind, NarrowedText(shape, width), width, width, shape.num_classes)
-    if kind == SMALL_TEXT_MODEL:
-        raise ModelError(f"small model {kind!r} reads text, the data has {shape}")
+    reads = model_info(kind).modality
+    if reads != modality_of(shape):
+        reads = {"image": "images", "table": "tables", "series": "time series"}.get(reads, reads)
+        raise ModelError(f"small model {kind!r} reads {reads}, the data has {shape}")
+    if not isinstance(shape, InputShape):
+        narrowed = Narrowed(model_info(kind).factory(shape), width)  # type: ignore[arg-type]
+        return _wrapped(kind, narrowed, width, width, shape.num_classes)
     pooled = kind == "fedavgcnn"
     raw_dim = _FEDAVGCNN_WIDTH if pooled else width
     channels = (32, 64) if pooled else (16, 32)

@@ -15,8 +15,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.base import InputShape, ModelError, PairShape, TextShape
-from models.build import build_backbone, private_stream, try_backbone
+from models.base import ModelError, PairShape, SeriesShape, Shape, TableShape
+from models.build import build_backbone, modality_of, private_stream, try_backbone
 from models.registry import list_models, model_info
 
 MODALITY_OF: dict[str, str] = {
@@ -25,8 +25,11 @@ MODALITY_OF: dict[str, str] = {
     "segmentation": "image",
     "text": "text",
     "retrieval": "pair",
+    "regression": "table",
 }
-"""Every task and what its examples are."""
+"""Every task and what its examples are; of classification and regression, what they usually are."""
+_OF_NUMBERS = ("classification", "regression")
+"""Tasks on tables and series."""
 
 _LENGTH_FLOOR = 1e-6
 """A vector shorter than this is divided by it: all zeros stay zeros instead of becoming NaN."""
@@ -115,7 +118,7 @@ class TaskModel(nn.Module):
 def build_task_model(
     name: str,
     task: str,
-    shape: InputShape | TextShape | PairShape,
+    shape: Shape | PairShape,
     feature_dim: int,
     *,
     in_path: bool = False,
@@ -131,7 +134,7 @@ def build_task_model(
     task : str
         A task of `MODALITY_OF`, alone or as written in the key ``tasks``
         ("multilabel@scenes").
-    shape : InputShape, TextShape or PairShape
+    shape : Shape or PairShape
         What the data asks for; for text see `models.tokens.text_shape_of`. The last gives a
         `models.pair_model.PairModel`.
     feature_dim : int
@@ -192,24 +195,28 @@ def build_task_model(
     return model
 
 
-_READS = {"image": "images", "text": "text", "pair": "images and text"}
-_SHAPES = {"image": InputShape, "text": TextShape, "pair": PairShape}
+_READS = {
+    "image": "images", "text": "text", "pair": "images and text", "table": "tables",
+    "series": "time series",
+}  # fmt: skip
 
 
-def _check_fit(name: str, reads: str, task: str, kind: str, shape: object) -> None:
+def _check_fit(name: str, reads: str, task: str, kind: str, shape: Shape | PairShape) -> None:
     """Refuse a model or a shape of the wrong modality."""
     if kind not in MODALITY_OF:
         raise ModelError(
             f"model {name!r}: task {task!r} is unknown; tasks are {', '.join(MODALITY_OF)}"
         )
-    wanted = MODALITY_OF[kind]
+    given = "pair" if isinstance(shape, PairShape) else modality_of(shape)
+    numbers = kind in _OF_NUMBERS and isinstance(shape, TableShape | SeriesShape)
+    wanted = given if numbers else MODALITY_OF[kind]
     has = _READS[wanted]
     if reads != wanted:
         raise ModelError(
             f"model {name!r} reads {_READS[reads]}, task {task} has {has}; choose a model for "
             f"{has}, such as {', '.join(_examples(wanted))}"
         )
-    if not isinstance(shape, _SHAPES[wanted]):
+    if given != wanted:
         raise ModelError(
             f"model {name!r}: task {task} has {has}, but its data gives {shape}; choose a data set "
             f"with {has}"
@@ -219,4 +226,6 @@ def _check_fit(name: str, reads: str, task: str, kind: str, shape: object) -> No
 def _examples(modality: str) -> tuple[str, ...]:
     if modality == "pair":
         return ("cnn5+text-small", "vit-tiny+text-small")
-    return list_models("text-*") if modality == "text" else ("cnn5", "resnet10-w4", "vit-tiny")
+    if modality == "image":
+        return ("cnn5", "resnet10-w4", "vit-tiny")
+    return list_models("text-*") if modality == "text" else list_models(modality=modality)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from functools import partial
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from models.base import Backbone, TextShape
 from models.registry import register_model
@@ -45,28 +44,6 @@ class SmallText(Backbone):
         """Token ids ``(N, length)`` to raw features ``(N, width)``; zeros for an empty text."""
         encoded = self.encoder(self.embed(tokens), unattended(tokens))
         return mean_of_tokens(encoded, tokens)
-
-
-class NarrowedText(Backbone):
-    """The model `text-small`, then a linear layer and a ReLU: token ids to ``(N, width)``.
-
-    Parameters
-    ----------
-    shape : TextShape
-        Gives vocabulary and length.
-    width : int
-        Of what it returns.
-    """
-
-    def __init__(self, shape: TextShape, width: int) -> None:
-        super().__init__(raw_dim=width)
-        self.encoder = SmallText(shape, *_SIZES["text-small"], expansion=2)
-        self.narrow = nn.Linear(self.encoder.raw_dim, width)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Token ids ``(N, length)`` to raw features ``(N, width)``."""
-        features: Tensor = F.relu(self.narrow(self.encoder(tokens)))
-        return features
 
 
 def unattended(tokens: Tensor) -> Tensor:

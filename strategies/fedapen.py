@@ -42,6 +42,7 @@ from torch import Tensor
 from data import Split
 from models import SplitModel
 from models.skeleton import skeleton
+from models.small import SMALL_MODEL_OF
 from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.method import Training, register
 from strategies.base.options import option
@@ -65,7 +66,7 @@ class Config:
     ----------
     small_model : str
         Architecture of the shared model, see `models.small`; its features are feature-dim wide.
-        On sentences the default stands for text-small.
+        On sentences the default stands for text-small, on numbers for mlp-small or cnn1d-small.
     weight : str
         w is "learned", or "fixed" at 0.5 (FedEN).
     holdout : float
@@ -80,7 +81,7 @@ class Config:
         Weights of theta_k on the server: equal ("uniform"), or n_k ("weighted").
     """
 
-    small_model: str = option("fedavgcnn", "cnn5", "cnn1", "text-small")
+    small_model: str = option("fedavgcnn", "cnn5", "cnn1", *SMALL_MODEL_OF.values())
     weight: str = option("learned", "fixed")
     holdout: float = option(0.05, above=0, maximum=0.5)
     weight_lr: float = option(1e-3, above=0)

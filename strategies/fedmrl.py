@@ -43,7 +43,7 @@ from torch import Tensor, nn
 
 from models import SplitModel
 from models.skeleton import skeleton
-from models.small import SMALL_MODELS, SMALL_TEXT_MODEL
+from models.small import ALL_SMALL_MODELS
 from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.messages import ClientInfo
 from strategies.base.method import Training, register
@@ -69,7 +69,7 @@ class Config:
     small_model : str
         Architecture of G: CNN-5 (the paper's, between unlike clients), CNN-1 (between equal
         ones), or HtFLlib's FedAvgCNN, whose 512 features are average-pooled to d1.
-        On sentences the default stands for text-small.
+        On sentences the default stands for text-small, on numbers for mlp-small or cnn1d-small.
     d1 : int
         Width of the small model's features, at most every client's d2.
     local_width : str
@@ -85,7 +85,7 @@ class Config:
         The ablation and the variant of the module's head; not both.
     """
 
-    small_model: str = option(*SMALL_MODELS, SMALL_TEXT_MODEL)
+    small_model: str = option(*ALL_SMALL_MODELS)
     d1: int = option(100, minimum=16)
     local_width: str = option("raw", "feature-dim")
     weight_small: float = option(1.0, minimum=0)

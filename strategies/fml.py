@@ -33,6 +33,7 @@ from torch import Tensor
 
 from models import SplitModel
 from models.skeleton import skeleton
+from models.small import SMALL_MODEL_OF
 from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.method import Training, register
 from strategies.base.options import option
@@ -55,7 +56,7 @@ class Config:
     ----------
     small_model : str
         Architecture of the meme, see `models.small`; its features are feature-dim wide.
-        On sentences the default stands for text-small.
+        On sentences the default stands for text-small, on numbers for mlp-small or cnn1d-small.
     alpha, beta : float
         Weight of cross entropy against imitation, for the private model and for the meme.
     clip_norm : float
@@ -64,7 +65,7 @@ class Config:
         Weights of theta_k on the server: n_k ("weighted"), or equal ("uniform").
     """
 
-    small_model: str = option("fedavgcnn", "cnn5", "cnn1", "text-small")
+    small_model: str = option("fedavgcnn", "cnn5", "cnn1", *SMALL_MODEL_OF.values())
     alpha: float = option(0.5, minimum=0, maximum=1)
     beta: float = option(0.5, minimum=0, maximum=1)
     clip_norm: float = option(10.0, minimum=0)

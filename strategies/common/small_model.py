@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models import InputShape, SplitModel, TextShape
-from models.small import SMALL_TEXT_MODEL, build_small_model
+from models import Shape, SplitModel
+from models.build import modality_of
+from models.small import SMALL_MODEL_OF, build_small_model
 from strategies.base.messages import ClientInfo, ClientUpdate
 from strategies.base.payload import Template, arrays
 from strategies.base.rng import SERVER, derive_seed, isolated_torch_rng
@@ -40,14 +41,14 @@ class SmallModelState:
     theta: dict[str, Tensor]
 
 
-def small_model(run: RunConfig, shape: InputShape | TextShape, width: int) -> SplitModel:
+def small_model(run: RunConfig, shape: Shape, width: int) -> SplitModel:
     """Build the small model that the method's `small-model` names, with features `width` wide.
 
-    Where the option is at its default, sentences are read by `text-small`.
+    Where the option is at its default, what are no images is read by one of `SMALL_MODEL_OF`.
     """
     kind: str = run.method_config.small_model
-    if isinstance(shape, TextShape) and kind == type(run.method_config).small_model:
-        kind = SMALL_TEXT_MODEL
+    if kind == type(run.method_config).small_model:
+        kind = SMALL_MODEL_OF.get(modality_of(shape), kind)
     return build_small_model(kind, shape, width)
 
 

@@ -44,6 +44,7 @@ from numpy.typing import NDArray
 from torch import Tensor, as_tensor, nn
 
 from models import SplitModel
+from models.small import SMALL_MODEL_OF
 from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.messages import ClientInfo, ClientUpdate
 from strategies.base.method import Training, register
@@ -66,7 +67,7 @@ class Config:
     ----------
     small_model : str
         Architecture of the student, see `models.small`; its features are feature-dim wide.
-        On sentences the default stands for text-small.
+        On sentences the default stands for text-small, on numbers for mlp-small or cnn1d-small.
     detach_scale : bool
         Whether s is a constant; if not, a loss also follows its own model's part of s.
     compress : str
@@ -82,7 +83,7 @@ class Config:
         Weights of the clients on the server: n_k ("weighted"), or equal ("uniform").
     """
 
-    small_model: str = option("fedavgcnn", "cnn5", "cnn1", "text-small")
+    small_model: str = option("fedavgcnn", "cnn5", "cnn1", *SMALL_MODEL_OF.values())
     detach_scale: bool = option(True)
     compress: str = option("update", "weights")
     energy_start: float = option(0.95, above=0, maximum=1)
