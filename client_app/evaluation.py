@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from client_app.scores import Score, new_score
+from client_app.scores import Score, new_scores
 from data import Split
 from strategies.base.client import ClientContext, ClientHalf
 from strategies.base.messages import MetricRow
@@ -49,14 +49,12 @@ def evaluate_client(
 def _scores(
     context: ClientContext, half: ClientHalf[Any, Any, Any], state: Any, downlink: Any, split: Split
 ) -> dict[str, float | None]:
-    """Return the score of every named prediction, "accuracy" renamed to the task's metric."""
-    task, metric = context.data.task, context.data.metric
+    """Return the scores of every named prediction, "accuracy" renamed to what is measured."""
     found: dict[str, Score] = {}
     for inputs, targets in device_batches(context, split, EVALUATION_BATCH):
         with precision(context):
             predictions = half.predict(state, downlink, inputs)
         for name, outputs in predictions.items():
-            found.setdefault(name.replace("accuracy", metric), new_score(task)).add(
-                outputs, targets
-            )
+            for metric, score in new_scores(context.data).items():
+                found.setdefault(name.replace("accuracy", metric), score).add(outputs, targets)
     return {name: score.value() for name, score in found.items()}

@@ -21,7 +21,6 @@ from client_app.node import client_context, client_id_of, simulated, state_root
 from client_app.noise import noise_generator
 from client_app.state_store import StateStore, state_directory
 from models import (
-    InputShape,
     PairShape,
     TextShape,
     count_parameters,
@@ -90,7 +89,7 @@ def describe_client(context: ClientContext, method: Method) -> ClientInfo:
     counts = data.train.class_counts()
     shape = context.task_shape
     text = shape.text if isinstance(shape, PairShape) else shape
-    reading = {} if isinstance(text, InputShape) else _reading(context.model_name, text)
+    reading = _reading(context.model_name, text) if isinstance(text, TextShape) else {}
     return ClientInfo(
         client_id=context.client_id,
         model=context.model_name,
@@ -113,6 +112,9 @@ def describe_client(context: ClientContext, method: Method) -> ClientInfo:
         public_hash=PublicInputs(context).fingerprint if method.public_data else "",
         data_notes=_notes(context, method),
         rate=context.rate or 0.0,
+        features=data.features,
+        steps=data.steps,
+        columns_hash=data.columns_hash,
         **reading,
     )
 

@@ -15,7 +15,8 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from models import ModelError, model_info, text_shape_of
+from models import ModelError, TextShape, model_info
+from models.build import blank
 from strategies.base.client import ClientContext
 from strategies.base.method import Method
 from strategies.base.rng import derive_seed, isolated_torch_rng
@@ -52,7 +53,7 @@ def try_own_model(context: ClientContext, method: Method, skeleton: nn.Module) -
     info = model_info(context.model_name)
     if info.comes_with_wildflower or info.modality == "pair":  # its towers are tried when built
         return
-    shape = (*_input_size(context), context.data.num_classes)
+    shape = (context.shape, context.data.num_classes)
     trial = (info.factory, method.name, context.data.task, shape, context.run.feature_dim)
     if trial not in _TRIED:
         Trial(context, method, skeleton).run()
@@ -142,10 +143,11 @@ class Trial:
         return found
 
     def _inputs(self, count: int) -> Tensor:
-        """Make noise as images, or texts of one word: the same examples every time."""
-        size = _input_size(self.context)
-        if len(size) == 1:
-            return torch.ones(count, *size, dtype=torch.int64, device=self.context.device)
+        """Make noise as images or numbers, or texts of one word: the same examples every time."""
+        shape = self.context.shape
+        if isinstance(shape, TextShape):
+            return torch.ones(count, shape.length, dtype=torch.int64, device=self.context.device)
+        size = tuple(blank(shape, torch.device("meta")).shape[1:])
         generator = torch.Generator().manual_seed(self.seed)
         return torch.randn(count, *size, generator=generator).to(self.context.device)
 
@@ -177,14 +179,6 @@ def _own_part(model: Any) -> nn.Module:
     """Return what the user's factory made, without what is put around it."""
     part: nn.Module = getattr(model, "backbone", None) or model.encoder
     return part
-
-
-def _input_size(context: ClientContext) -> tuple[int, ...]:
-    """Return an example's size: (channels, S, S), or (length,) of a text."""
-    data = context.data
-    if data.channels:
-        return data.channels, data.image_size, data.image_size
-    return (text_shape_of(context.model_name, data.num_classes).length,)
 
 
 def _some(names: Any) -> str:

@@ -14,6 +14,7 @@ from flwr.app import Context
 
 from data import (
     TEXT_DATASETS,
+    VECTOR_DATASETS,
     ClientData,
     Shares,
     load_client_data,
@@ -26,7 +27,7 @@ from models import assign_model, model_info, tokeniser_of
 from models.own_code import Refusal
 from strategies.base.client import ClientContext
 from strategies.base.options import ConfigError, unknown_key
-from strategies.base.parsing import parse_run_config, refuse_pairs
+from strategies.base.parsing import parse_run_config, refuse_numbers, refuse_pairs
 from strategies.base.run_config import DEVICE, NAME, RunConfig
 
 NODE_KEYS = (
@@ -140,6 +141,8 @@ def task_of(run: RunConfig, node: Mapping[str, object], client_id: int) -> TaskS
         )
     task = parse_task(str(own))
     refuse_pairs(run.chosen_method, task, f"task = {own!r} in node-config")
+    named = str(node.get("dataset", run.dataset))
+    refuse_numbers(run.chosen_method, task, named, f"task = {own!r} in node-config")
     return task
 
 
@@ -170,6 +173,10 @@ def _data(
     if task is None and _dataset(run, node) in TEXT_DATASETS:
         _refuse_sentences(run, node)
         task = TaskSpec("text", _dataset(run, node))
+    if task is None and _dataset(run, node) in VECTOR_DATASETS:
+        task = TaskSpec("classification", _dataset(run, node))
+        key = f"dataset = {task.dataset!r} in node-config"
+        refuse_numbers(run.chosen_method, task, task.dataset, key)
     if task is not None:
         return _task_data(run, node, task, model_name)
     return _image_data(run, node)
@@ -177,8 +184,9 @@ def _data(
 
 def _dataset(run: RunConfig, node: Mapping[str, object]) -> str:
     """Return the name of the data set that a node without a task has."""
-    # A device's own data are images in folders, unless all clients read sentences.
-    images = "partition-id" not in node and run.dataset not in TEXT_DATASETS
+    # A device's own data are images in folders, unless all clients read sentences or numbers.
+    others = (*TEXT_DATASETS, *VECTOR_DATASETS)
+    images = "partition-id" not in node and run.dataset not in others
     return str(node.get("dataset", "imagefolder" if images else run.dataset))
 
 

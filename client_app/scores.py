@@ -1,10 +1,11 @@
-"""The score that a client of each task reports: accuracy, mean AP, mean IoU or R@1.
+"""The score that a client of each task reports: accuracy, mean AP, mean IoU, R@1 or R2.
 
 | task | targets | score |
 |---|---|---|
 | classification, text | class ids (N,) | accuracy |
 | multilabel | presence (N, C), 255 = ignore | mean AP |
 | segmentation | masks (N, S, S), 255 = ignore | mean IoU |
+| regression | standardised numbers (N,) | R2, and beside it the mean absolute error, "mae" |
 | retrieval | tokens of captions (N, L) | mean of R@1 both ways |
 """
 
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from data import ClientData
 from data.annotated import IGNORE
 from models import recalls
 
@@ -28,7 +30,7 @@ class Score(Protocol):
         """Take in a batch."""
 
     def value(self) -> float | None:
-        """Return the score in [0, 1], or None where it is undefined."""
+        """Return the score, or None where it is undefined."""
 
 
 class Accuracy:
@@ -128,9 +130,68 @@ class Recall:
         return sum(recalls(images, texts, torch.cat(self._captions))) / 2
 
 
+class ExplainedVariance:
+    """R2: 1 - sum of squared errors / sum of squared distances to the examples' own mean.
+
+    1 is perfect, 0 as good as that mean, and worse predictions are below 0.
+    """
+
+    def __init__(self) -> None:
+        self._outputs: list[Tensor] = []
+        self._targets: list[Tensor] = []
+
+    def add(self, outputs: Tensor, targets: Tensor) -> None:
+        """Take in predictions (N, 1) and numbers (N,)."""
+        self._outputs.append(outputs.squeeze(1).double().cpu())
+        self._targets.append(targets.double().cpu())
+
+    def value(self) -> float | None:
+        """Return R2; None for one example, or if all numbers are the same."""
+        if not self._outputs:
+            return None
+        outputs, targets = torch.cat(self._outputs), torch.cat(self._targets)
+        spread = (targets - targets.mean()).square().sum()
+        if len(targets) < 2 or not spread > 0:
+            return None
+        return float(1 - (outputs - targets).square().sum() / spread)
+
+
+class AbsoluteError:
+    """The mean absolute error, in the numbers' own unit.
+
+    Parameters
+    ----------
+    scale : float
+        The unit of the standardised numbers, see `data.vectors.Quantity`.
+    """
+
+    def __init__(self, scale: float) -> None:
+        self._scale = scale
+        self._total = 0.0
+        self._count = 0
+
+    def add(self, outputs: Tensor, targets: Tensor) -> None:
+        """Take in predictions (N, 1) and numbers (N,)."""
+        self._total += float((outputs.squeeze(1).double() - targets.double()).abs().sum())
+        self._count += len(targets)
+
+    def value(self) -> float | None:
+        """Return the error; None without an example."""
+        return self._scale * self._total / self._count if self._count else None
+
+
 def new_score(task: str) -> Score:
-    """Return an empty score of a task."""
+    """Return an empty main score of a task."""
     kinds: dict[str, Callable[[], Score]] = {
         "multilabel": MeanAveragePrecision, "segmentation": MeanIoU, "retrieval": Recall,
+        "regression": ExplainedVariance,
     }  # fmt: skip
     return kinds.get(task, Accuracy)()
+
+
+def new_scores(data: ClientData) -> dict[str, Score]:
+    """Return empty scores of a client's task by their names, the main one first."""
+    scores = {data.metric: new_score(data.task)}
+    if data.quantity is not None:
+        scores["mae"] = AbsoluteError(data.quantity.scale)
+    return scores

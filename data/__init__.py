@@ -26,12 +26,14 @@ from data.spec import (
     PARTITIONS,
     TEST_SPLITS,
     TEXT_DATASETS,
+    VECTOR_DATASETS,
     DataError,
     DataSpec,
 )
 from data.split import Split, TaskSplit, normalise
 from data.task_data import Tokenise, load_device_task_data, load_task_data
 from data.tasks import METRIC_OF, TASK_GROUPS, TaskSpec, assign_task, parse_task, parse_tasks
+from data.vectors import VectorDataset
 
 
 def clear_memory() -> None:
@@ -49,6 +51,7 @@ __all__ = [
     "TASK_GROUPS",
     "TEST_SPLITS",
     "TEXT_DATASETS",
+    "VECTOR_DATASETS",
     "AnnotatedDataset",
     "ClientData",
     "ClientIndices",
@@ -62,6 +65,7 @@ __all__ = [
     "TaskSplit",
     "TextDataset",
     "Tokenise",
+    "VectorDataset",
     "assign_task",
     "clear_memory",
     "load_client_data",

@@ -14,7 +14,8 @@ from data.official import official_rows, purpose_seed, validation_of
 from data.partition import ClientIndices, partition_indices
 from data.spec import DataError, DataSpec
 from data.split import Split
-from data.tasks import METRIC_OF
+from data.tasks import METRIC_OF, REGRESSION
+from data.vectors import Quantity, VectorDataset
 
 _NOTES = 500  # characters: more are not accepted at the registration
 
@@ -52,29 +53,62 @@ class ClientData:
     def num_classes(self) -> int:
         """Number of classes of the task, whether or not this client has examples of them.
 
-        Of a segmentation without the background.
+        Of a segmentation without the background; 1 for a regression, whose output is one number.
         """
+        if self.task == REGRESSION:
+            return 1
         return len(self.classes) or self.dataset.num_classes
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """One name per label."""
+        """One name per label; of a regression the number's name."""
+        if self.quantity is not None:
+            return (self.quantity.name,)
         names = self.dataset.class_names
         return tuple(names[label] for label in self.classes) if self.classes else names
 
     @property
     def class_hash(self) -> str:
-        """16 hexadecimal digits that stand for the class names in their order."""
+        """16 hexadecimal digits that stand for the class names in their order.
+
+        Of a regression for what is predicted, and on what scale.
+        """
+        if self.quantity is not None:
+            return self.quantity.digest
         return hashlib.sha256("\n".join(self.class_names).encode()).hexdigest()[:16]
 
     @property
+    def quantity(self) -> Quantity | None:
+        """What a regression predicts; None for other tasks."""
+        return self._vectors.quantity if self._vectors and self.task == REGRESSION else None
+
+    @property
+    def features(self) -> int:
+        """Number of columns of a table, or of channels of a series; 0 for others."""
+        return self._vectors.features if self._vectors else 0
+
+    @property
+    def steps(self) -> int:
+        """Steps of a series' windows; 0 for others."""
+        return self._vectors.steps if self._vectors else 0
+
+    @property
+    def columns_hash(self) -> str:
+        """Equal exactly where cells become the same numbers; empty but for tables and series."""
+        return self._vectors.columns_hash if self._vectors else ""
+
+    @property
+    def _vectors(self) -> VectorDataset | None:
+        return self.dataset if isinstance(self.dataset, VectorDataset) else None
+
+    @property
     def channels(self) -> int:
-        """Number of image channels, 0 for a task on sentences."""
+        """Number of image channels, 0 for a task on sentences or numbers."""
         return self._images.channels if self._images is not None else 0
 
     @property
     def image_size(self) -> int:
-        """Side of the square images in pixels, 0 for a task on sentences."""
+        """Side of the square images in pixels, 0 for a task on sentences or numbers."""
         return self._images.image_size if self._images is not None else 0
 
     @property

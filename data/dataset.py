@@ -12,7 +12,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data import coco, folders, scene_items, scenes, sources, texts, tiny_imagenet, voc
+from data import (
+    coco,
+    folders,
+    scene_items,
+    scenes,
+    series,
+    sources,
+    tabular,
+    texts,
+    tiny_imagenet,
+    voc,
+)
 from data.annotated import (
     AnnotatedDataset,
     RawAnnotated,
@@ -25,9 +36,13 @@ from data.annotated import (
 from data.cache import cache_root, fetch_entry
 from data.image_dataset import Dataset, ImageDataset
 from data.raw import RawImages
-from data.spec import DataError, DataSpec
+from data.spec import VECTOR_DATASETS, DataError, DataSpec
+from data.vector_files import read_vectors, write_vectors
+from data.vectors import VectorDataset, Vectors
 
 __all__ = ["Dataset", "ImageDataset", "clear_memory", "load_dataset", "load_images"]
+
+AnyDataset = ImageDataset | TextDataset | VectorDataset
 
 # Raise it when a builder changes what it writes, so that old entries are not read.
 _FORMAT = 1
@@ -45,9 +60,7 @@ _ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".rar", "
 _OPTIONAL = ("presence", "masks", "masked")
 
 
-def load_dataset(
-    dataset: DataSpec | str, data_dir: str = "", image_size: int = 0
-) -> ImageDataset | TextDataset:
+def load_dataset(dataset: DataSpec | str, data_dir: str = "", image_size: int = 0) -> AnyDataset:
     """Open a dataset, building its cache entry on the first use on this machine.
 
     Parameters
@@ -59,9 +72,9 @@ def load_dataset(
 
     Returns
     -------
-    dataset : ImageDataset | TextDataset
+    dataset : ImageDataset | TextDataset | VectorDataset
         The same object for the same arguments within a process; `AnnotatedDataset` for `scenes`,
-        `voc` and `coco`, `TextDataset` for `tsv`.
+        `voc` and `coco`, `TextDataset` for `tsv`, `VectorDataset` for `tabular` and `series`.
 
     Raises
     ------
@@ -73,7 +86,11 @@ def load_dataset(
     folder = str(Path(dataset.data_dir).expanduser().absolute()) if dataset.data_dir else ""
     if folder.lower().endswith(_ARCHIVES) and Path(folder).is_file():
         raise DataError(f"data-dir={folder!r} is an archive; unpack it and give the folder.")
-    columns = (dataset.label_column, dataset.text_column) if dataset.dataset == "tsv" else ("", "")
+    columns = ("", "")
+    if dataset.dataset == "tsv":
+        columns = (dataset.label_column, dataset.text_column)
+    elif dataset.dataset in VECTOR_DATASETS:
+        columns = (dataset.label_column, dataset.natural_column)
     return _load(dataset.dataset, folder, dataset.image_size, str(cache_root()), columns)
 
 
@@ -86,6 +103,8 @@ def load_images(spec: DataSpec) -> ImageDataset:
         Also if the data set has no images.
     """
     dataset = load_dataset(spec)
+    if isinstance(dataset, VectorDataset):
+        raise DataError(f"dataset={spec.dataset} has numbers and no images.")
     if isinstance(dataset, TextDataset):
         raise DataError(
             f"dataset={spec.dataset} has sentences and no images to classify; for text set "
@@ -97,7 +116,7 @@ def load_images(spec: DataSpec) -> ImageDataset:
 @lru_cache(maxsize=8)
 def _load(
     name: str, data_dir: str, image_size: int, root: str, columns: tuple[str, str]
-) -> ImageDataset | TextDataset:
+) -> AnyDataset:
     folder = Path(data_dir) if data_dir else None
     stamp = _STAMPS[name](folder) if name in _STAMPS else ""
     version = _VERSIONS.get(name) or (_FORMAT if name in _BUILDERS else f"task-{_TASK_FORMAT}")
@@ -109,6 +128,11 @@ def _load(
     def build(target: Path) -> None:
         if name in _TEXT_BUILDERS:
             _write_sentences(target, name, _TEXT_BUILDERS[name](folder, *columns))
+            return
+        if name in _VECTOR_BUILDERS:
+            raw = _VECTOR_BUILDERS[name](folder, *columns)
+            meta, digest = write_vectors(target, raw)
+            _write_meta(target, meta, digest, raw.notes)
             return
         builder = _BUILDERS.get(name) or _ANNOTATED_BUILDERS[name]
         _write(target, name, builder(folder, image_size, target / "images.npy"))
@@ -131,6 +155,10 @@ _ANNOTATED_BUILDERS: dict[str, Callable[[Path | None, int, Path], RawAnnotated]]
     "coco": coco.coco,
 }
 _TEXT_BUILDERS: dict[str, Callable[[Path | None, str, str], RawTexts]] = {"tsv": texts.tsv}
+_VECTOR_BUILDERS: dict[str, Callable[[Path | None, str, str], Vectors]] = {
+    "tabular": tabular.tabular,
+    "series": series.series,
+}
 # What an entry depends on besides the folder's name.
 _STAMPS: dict[str, Callable[[Path | None], str]] = {
     "fashion-mnist": sources.fashion_stamp,
@@ -140,6 +168,8 @@ _STAMPS: dict[str, Callable[[Path | None], str]] = {
     "voc": voc.list_stamp,
     "coco": coco.annotation_stamp,
     "tsv": texts.file_stamp,
+    "tabular": tabular.file_stamp,
+    "series": series.file_stamp,
 }
 
 
@@ -208,7 +238,7 @@ def digest_texts(digest: Any, texts: Sequence[str]) -> None:
         digest.update(len(encoded).to_bytes(8, "little") + encoded)
 
 
-def _read(entry: Path, name: str) -> ImageDataset | TextDataset:
+def _read(entry: Path, name: str) -> AnyDataset:
     meta = json.loads((entry / "meta.json").read_text(encoding="utf-8"))
     labels = np.asarray(np.load(entry / "labels.npy", mmap_mode="r")).astype(np.int64, copy=False)
     common: dict[str, Any] = {
@@ -219,6 +249,8 @@ def _read(entry: Path, name: str) -> ImageDataset | TextDataset:
         "fingerprint": str(meta["fingerprint"]),
         "notes": tuple(meta.get("notes", ())),
     }
+    if "vectors" in meta:
+        return read_vectors(entry, meta, common)
     if "text" in meta:
         sentences = read_texts(entry, "sentences")
         _check(entry, [sentences], len(labels))

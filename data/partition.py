@@ -19,6 +19,7 @@ from data.cache import cache_root, fetch_entry
 from data.class_shares import apply_table, check_shares, share_table
 from data.flwr_partitions import flwr_partition
 from data.image_dataset import Dataset
+from data.natural import natural_groups, natural_parts
 from data.official import apart, official_rows, purpose_seed, validation_of
 from data.partitioners import Rows
 from data.sizes import unlike_iid_sizes, unlike_shares, unlike_sizes
@@ -114,14 +115,15 @@ def compute_split(spec: DataSpec, dataset: Dataset, num_clients: int) -> list[Cl
     Parameters and errors are those of `partition_indices`.
     """
     train, held, test = official_rows(spec, dataset)
+    labels = natural_groups(spec, dataset) if spec.natural_column else dataset.labels
     if spec.partition == "class-shares":
-        clients = _class_shares(spec, dataset.labels, (train, held, test), num_clients)
+        clients = _class_shares(spec, labels, (train, held, test), num_clients)
     elif spec.test_split == "personal":
         pool = np.concatenate([train, held, test])
-        clients = _personal(spec, dataset.labels, pool, held, num_clients)
+        clients = _personal(spec, labels, pool, held, num_clients)
     else:
         pool = np.concatenate([train, held])
-        clients = _training_only(spec, dataset.labels, pool, held, num_clients)
+        clients = _training_only(spec, labels, pool, held, num_clients)
     if spec.test_split == "global":
         # One array for all: a copy for each of 1000 clients would take 80 MB.
         shared = _frozen(test)
@@ -166,6 +168,8 @@ def _share(spec: DataSpec, labels: Rows, rows: Rows, num_clients: int) -> list[R
     """Apply the scheme to some rows; positions become rows again."""
     partitioners.check_clients(num_clients, len(rows))
     mine, seed = labels[rows], purpose_seed(spec, "partition")
+    if spec.natural_column:
+        return [rows[part] for part in natural_parts(spec, mine, num_clients)]
     # With drawn sizes the minimum is theirs; the scheme only has to leave nobody out.
     least = min(spec.min_examples, 1) if spec.size_sigma else spec.min_examples
     if spec.partition == "dirichlet":

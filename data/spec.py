@@ -22,14 +22,20 @@ DATASETS: tuple[str, ...] = (
     "voc",
     "coco",
     "tsv",
+    "tabular",
+    "series",
 )
 TEXT_DATASETS: tuple[str, ...] = ("tsv",)
 """Those of sentences, which have no images."""
 CAPTIONED_DATASETS: tuple[str, ...] = ("scenes", "coco")
 """Those whose images have captions; of COCO where its files of captions are there."""
+VECTOR_DATASETS: dict[str, str] = {"tabular": "table", "series": "series"}
+"""Those of numbers, and what a model of theirs reads (`models.MODALITIES`)."""
 PARTITIONS: tuple[str, ...] = ("dirichlet", "pathological", "class-shares", "iid")
 FLWR_PARTITION = "flwr:"
 """What stands before the name of a partitioner of flwr-datasets."""
+NATURAL_PARTITION = "natural:"
+"""What stands before the name of a column that says whose a row is."""
 TEST_SPLITS: tuple[str, ...] = ("personal", "global")
 
 
@@ -52,7 +58,8 @@ class DataSpec:
         Folder with the dataset's files. Empty means the standard places, then a download where
         the library offers one; a named folder is never replaced by a download.
     partition : str (default: "dirichlet")
-        One of `PARTITIONS`, or "flwr:NAME" for a partitioner of flwr-datasets.
+        One of `PARTITIONS`, "flwr:NAME" for a partitioner of flwr-datasets, or "natural:COLUMN"
+        for one client a value of that column (`tabular` and `series` only).
     partition_options : str (default: "")
         What that takes: "num_shards_per_partition=2, shuffle=false", values in TOML.
     alpha : float (default: 0.1)
@@ -80,8 +87,8 @@ class DataSpec:
     image_size : int (default: 0)
         Side in pixels to which images are resized when the cache is built. 0 keeps their own.
     label_column, text_column : str (default: "")
-        Which columns of a table (`tsv` only) hold the label and the sentence: names in its
-        header, or numbers from 1. Empty to find them.
+        Which columns of a table (`tsv`; the label also of `tabular` and `series`) hold the label
+        and the sentence: names in its header, or numbers from 1. Empty to find them.
 
     Raises
     ------
@@ -105,6 +112,12 @@ class DataSpec:
     text_column: str = ""
     partition_options: str = ""
 
+    @property
+    def natural_column(self) -> str:
+        """The column that a natural partition goes by, else an empty text."""
+        natural = self.partition.startswith(NATURAL_PARTITION)
+        return self.partition.removeprefix(NATURAL_PARTITION).strip() if natural else ""
+
     def __post_init__(self) -> None:
         for name, (kind, accepts, accepted) in _RULES.items():
             value = getattr(self, name)
@@ -117,10 +130,11 @@ class DataSpec:
 def is_partition(name: str) -> bool:
     """Whether a value of `partition` may be one; whether flwr-datasets has it is seen later."""
     flower = name.startswith(FLWR_PARTITION) and name.removeprefix(FLWR_PARTITION).isidentifier()
-    return name in PARTITIONS or flower
+    natural = name.startswith(NATURAL_PARTITION) and name.strip() != NATURAL_PARTITION
+    return name in PARTITIONS or flower or natural
 
 
-EXPECTED_PARTITION = f"one of {', '.join(PARTITIONS)}, or flwr:NAME"
+EXPECTED_PARTITION = f"one of {', '.join(PARTITIONS)}, flwr:NAME, or natural:COLUMN"
 
 
 def _one_of(names: tuple[str, ...]) -> tuple[Any, Callable[[Any], bool], str]:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+Values = NDArray[np.uint8] | NDArray[np.int64] | NDArray[np.float32]
+
+
 @dataclass(frozen=True, eq=False)
 class Split:
     """Some rows of a dataset, addressed by position 0..len-1.
@@ -136,15 +139,17 @@ class TaskSplit(Split):
     Attributes
     ----------
     inputs : NDArray
-        (N, C, S, S) uint8 images or (N, L) int64 tokens, by row of the dataset.
+        (N, C, S, S) uint8 images, (N, L) int64 tokens, or float32 rows (N, F) or windows
+        (N, C, T), by row of the dataset.
     targets : NDArray
-        (N,) int64 labels, (N, C) uint8 classes present or (N, S, S) uint8 masks, by row.
+        (N,) int64 labels or float32 numbers, (N, C) uint8 classes present or (N, S, S) uint8
+        masks, by row.
     lookup : NDArray[np.uint8] | None
         (256,) for masks, what each of their values becomes; None for unchanged.
     """
 
-    inputs: NDArray[np.uint8] | NDArray[np.int64]
-    targets: NDArray[np.uint8] | NDArray[np.int64]
+    inputs: Values
+    targets: Values
     lookup: NDArray[np.uint8] | None = None
 
     @cached_property
@@ -156,12 +161,17 @@ class TaskSplit(Split):
         DataError
             If it has several.
         """
-        if self.targets.ndim != 1:
+        if self.targets.ndim != 1 or self.is_regression:
             raise DataError(
-                f"{self.dataset.name}: examples of a multi-label or segmentation task have no one "
-                "label; use the targets of a batch."
+                f"{self.dataset.name}: examples of a multi-label, segmentation or regression task "
+                "have no one label; use the targets of a batch."
             )
         return self.targets[self.indices].astype(np.int64, copy=False)
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether targets are numbers to be predicted."""
+        return self.targets.dtype.kind == "f"
 
     @cached_property
     def presence(self) -> NDArray[np.uint8]:
@@ -171,7 +181,12 @@ class TaskSplit(Split):
         return self.targets[self.indices].astype(np.uint8, copy=False)
 
     def class_counts(self) -> dict[int, int]:
-        """Count the examples that a class is present in; classes without one are absent."""
+        """Count the examples that a class is present in; classes without one are absent.
+
+        Numbers to be predicted count as of one class, 0.
+        """
+        if self.is_regression:
+            return {0: len(self)} if len(self) else {}
         if self.targets.ndim == 1:
             return super().class_counts()
         counts = self.presence.sum(axis=0, dtype=np.int64)
@@ -188,9 +203,11 @@ class TaskSplit(Split):
         Returns
         -------
         inputs : Tensor
-            (B, C, S, S) uint8 images or (B, L) int64 tokens, a copy, on the CPU.
+            (B, C, S, S) uint8 images, (B, L) int64 tokens, or float32 rows (B, F) or windows
+            (B, C, T), a copy, on the CPU.
         targets : Tensor
-            (B,) int64 labels, (B, C) uint8 classes present, or (B, S, S) uint8 masks.
+            (B,) int64 labels or float32 numbers, (B, C) uint8 classes present, or (B, S, S) uint8
+            masks.
 
         Raises
         ------
@@ -246,7 +263,7 @@ class PairSplit(TaskSplit):
 
 
 def mask_presence(
-    masks: NDArray[np.uint8] | NDArray[np.int64],
+    masks: Values,
     rows: NDArray[np.int64],
     lookup: NDArray[np.uint8] | None = None,
 ) -> NDArray[np.uint8]:

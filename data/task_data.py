@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 
 from data.annotated import IGNORE, AnnotatedDataset, TextDataset
 from data.client_data import ClientData, device_indices
-from data.dataset import load_dataset
+from data.dataset import AnyDataset, load_dataset
 from data.image_dataset import Dataset, ImageDataset
 from data.partition import ClientIndices, partition_indices
 from data.spec import DataError, DataSpec
-from data.split import PairSplit, TaskSplit, mask_presence
-from data.tasks import TASKS_WITH_TEXT, TaskSpec
+from data.split import PairSplit, TaskSplit, Values, mask_presence
+from data.tasks import REGRESSION, TASKS_WITH_TEXT, TaskSpec
+from data.vectors import VectorDataset
 
 Tokenise = Callable[[Sequence[str]], NDArray[np.int64]]
 """Sentences to token ids (N, L), 0 = padding."""
@@ -87,7 +88,7 @@ def load_task_data(
 
 def client_rows(
     spec: DataSpec, entries: Sequence[TaskSpec], client: int, num_clients: int
-) -> tuple[ImageDataset | TextDataset, ClientIndices]:
+) -> tuple[AnyDataset, ClientIndices]:
     """Return a client's data set and its share of it, before a restriction to classes."""
     entry = entries[client % len(entries)]
     own = _spec_of(spec, entry)
@@ -148,7 +149,11 @@ def _check_task(dataset: Dataset, entry: TaskSpec, owner: str) -> None:
     """Refuse a task that the data set has no targets or inputs for."""
     name = dataset.name
     remedy = ""
-    if isinstance(dataset, TextDataset):
+    if isinstance(dataset, VectorDataset):
+        remedy = _unfit_for_numbers(dataset, entry)
+    elif entry.task == REGRESSION:
+        remedy = f"{name} has no numbers to predict; write regression@tabular or regression@series"
+    elif isinstance(dataset, TextDataset):
         if entry.task != "text":
             remedy = f"{name} has sentences and no images; write text@{name}"
     elif entry.task in TASKS_WITH_TEXT and getattr(dataset, "captions", None) is None:
@@ -165,6 +170,22 @@ def _check_task(dataset: Dataset, entry: TaskSpec, owner: str) -> None:
             f"{owner}: class {entry.classes[-1]} is out of range: {name} has "
             f"{dataset.num_classes} classes, 0 to {dataset.num_classes - 1}."
         )
+
+
+def _unfit_for_numbers(dataset: VectorDataset, entry: TaskSpec) -> str:
+    """Return why a task cannot be had on a table or a series, and the remedy; else nothing."""
+    if entry.task == REGRESSION:
+        if dataset.targets is None:
+            return "the label is a word, or the same everywhere; set label-column to a number"
+        return "a regression has no classes to choose from" if entry.classes else ""
+    if entry.task != "classification":
+        return f"it has numbers; write classification@{dataset.name} or regression@{dataset.name}"
+    if dataset.continuous:
+        return (
+            f"the label is a number with many different values; set tasks='regression@"
+            f"{dataset.name}', or write classes as words"
+        )
+    return ""
 
 
 def _masked(dataset: Dataset) -> NDArray[np.bool_] | None:
@@ -218,7 +239,7 @@ def _keep(rows: ClientIndices, flags: NDArray[np.bool_] | None) -> ClientIndices
 
 
 def _client_data(
-    dataset: ImageDataset | TextDataset,
+    dataset: AnyDataset,
     entry: TaskSpec,
     rows: ClientIndices,
     tokenise: Tokenise | None,
@@ -233,6 +254,7 @@ def _client_data(
             "larger alpha or subset, or other classes."
         )
     targets, lookup = _targets(dataset, entry)
+    kind: type[TaskSplit]
     inputs, kind = _inputs(dataset, entry, kept, tokenise, owner), TaskSplit
     if entry.task == "retrieval":
         assert isinstance(dataset, ImageDataset), "checked by _check_task"
@@ -260,11 +282,12 @@ def _restriction(dataset: Dataset, entry: TaskSpec, rows: ClientIndices) -> NDAr
     return flags
 
 
-def _targets(
-    dataset: ImageDataset | TextDataset, entry: TaskSpec
-) -> tuple[NDArray[np.uint8] | NDArray[np.int64], NDArray[np.uint8] | None]:
+def _targets(dataset: AnyDataset, entry: TaskSpec) -> tuple[Values, NDArray[np.uint8] | None]:
     """Return targets by row, and for masks what each value becomes."""
     classes = np.array(entry.classes, dtype=np.int64)
+    if isinstance(dataset, VectorDataset) and entry.task == REGRESSION:
+        assert dataset.targets is not None, "checked by _check_task"
+        return dataset.targets, None
     if isinstance(dataset, AnnotatedDataset) and entry.task == "segmentation":
         assert dataset.masks is not None, "checked by _check_task"
         lookup = np.zeros(256, dtype=np.uint8)  # what is none of its classes is background
@@ -281,13 +304,15 @@ def _targets(
 
 
 def _inputs(
-    dataset: ImageDataset | TextDataset,
+    dataset: AnyDataset,
     entry: TaskSpec,
     rows: ClientIndices,
     tokenise: Tokenise | None,
     owner: str,
-) -> NDArray[np.uint8] | NDArray[np.int64]:
-    """Return images, or the tokens (N, L) of the client's rows, zero in all others."""
+) -> Values:
+    """Return images or numbers, or the tokens (N, L) of the client's rows, zero in all others."""
+    if isinstance(dataset, VectorDataset):
+        return dataset.inputs
     if isinstance(dataset, ImageDataset) and entry.task not in TASKS_WITH_TEXT:
         return dataset.images
     if tokenise is None:

@@ -20,10 +20,15 @@ METRIC_OF: dict[str, str] = {
     "segmentation": "miou",
     "text": "accuracy",
     "retrieval": "recall",
+    "regression": "r2",
 }
-"""Every task and the metric it is measured by, all in [0, 1] and higher is better: accuracy, mean
-average precision, mean intersection over union, and of image-caption pairs R@1, the mean of both
-directions."""
+"""Every task and the metric it is measured by, all at most 1 and higher is better: accuracy, mean
+average precision, mean intersection over union, of image-caption pairs R@1, the mean of both
+directions, and of numbers R2, the share of their variance that is explained. All are in [0, 1] but
+R2, which is below 0 where the mean would have been a better guess."""
+UNBOUNDED = ("r2",)
+"""Metrics that may be below 0."""
+REGRESSION = "regression"
 
 TASKS: tuple[str, ...] = tuple(METRIC_OF)
 TASKS_WITH_TEXT = ("text", "retrieval")

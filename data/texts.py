@@ -7,15 +7,14 @@ differ only in case, or as 1 and 1.0 do, are one.
 
 from __future__ import annotations
 
-import re
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
 from data.annotated import RawTexts
 from data.columns import Columns
-from data.folder_tree import name_key
+from data.labels import MISSING, class_names_of, label_key
 from data.part_notes import part_notes
 from data.raw import split_without_official_test
 from data.spec import DataError
@@ -27,9 +26,6 @@ MOST_CLASSES = 20_000
 """Most labels of a file; more are sentences or numbers in the label's place."""
 # From this many different labels on, most of them unique is a mistake rather than a small sample.
 _SUSPICIOUS = 5
-_NUMBER = re.compile(r"(-?\d+)(\.0+)?")
-_MISSING = frozenset(("nan", "na", "n/a", "#n/a", "none", "null", "-", "?"))
-"""What programs write in the place of a missing label, in lower case."""
 
 
 def tsv(data_dir: Path | None, label_column: str = "", text_column: str = "") -> RawTexts:
@@ -62,7 +58,7 @@ def tsv(data_dir: Path | None, label_column: str = "", text_column: str = "") ->
         tables.append(read_table(test_file, label_column, text_column, like))
     _refuse_unique(train)
     examples = [example for table in tables for example in table.examples]
-    names, merged = _class_names([label for label, _ in examples])
+    names, merged = class_names_of([label for label, _ in examples])
     if len(set(names.values())) < 2:
         only = next(iter(names.values()))
         raise DataError(
@@ -75,7 +71,7 @@ def tsv(data_dir: Path | None, label_column: str = "", text_column: str = "") ->
             "are accepted; set label-column to the column that holds the classes."
         )
     numbers = {name: number for number, name in enumerate(classes)}
-    labels = np.array([numbers[names[_key(label)]] for label, _ in examples], dtype=np.int64)
+    labels = np.array([numbers[names[label_key(label)]] for label, _ in examples], dtype=np.int64)
     sentences, train_size = [sentence for _, sentence in examples], len(train.examples)
     if test_file is None:
         order, train_size = split_without_official_test(labels)
@@ -131,40 +127,9 @@ def _without_names(columns: Columns) -> Columns:
     return Columns(columns.label, columns.text, columns.count, (), columns.chosen)
 
 
-def _key(label: str) -> str:
-    """Return what labels are compared by: as `name_key`, and 1.0, as pandas may write 1, is 1."""
-    key = name_key(label)
-    number = _NUMBER.fullmatch(key)
-    return number[1] if number else key
-
-
-def _class_names(labels: list[str]) -> tuple[dict[str, str], list[str]]:
-    """Return each class's most frequent spelling by key, and what is to be said of the others."""
-    spellings: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for label, count in Counter(labels).items():
-        spellings[_key(label)][label] += count
-    names = {
-        key: min(counts, key=lambda name: (-counts[name], name))
-        for key, counts in spellings.items()
-    }
-    several = [(key, sorted(counts)) for key, counts in spellings.items() if len(counts) > 1]
-    numbers = [some for key, some in several if _NUMBER.fullmatch(key)]
-    others = [some for key, some in several if not _NUMBER.fullmatch(key)]
-    return names, [
-        *_joined_said("labels that differ in case only are one class", others),
-        *_joined_said("labels that are one number are one class", numbers),
-    ]
-
-
-def _joined_said(what: str, several: list[list[str]]) -> list[str]:
-    shown = "; ".join(", ".join(map(repr, some)) for some in several[:3])
-    more = f" and {len(several) - 3} more" if len(several) > 3 else ""
-    return [f"{what}: {shown}{more}"] * bool(several)
-
-
 def _missing_said(labels: list[str]) -> list[str]:
     """Say which classes may be what a program wrote for a missing label."""
-    counts = Counter(label for label in labels if label.casefold() in _MISSING)
+    counts = Counter(label for label in labels if label.casefold() in MISSING)
     shown = ", ".join(f"{label!r} ({count:,} lines)" for label, count in sorted(counts.items()))
     return [f"taken as classes: {shown}; if these labels are missing, remove the lines"] * bool(
         counts
@@ -174,7 +139,7 @@ def _missing_said(labels: list[str]) -> list[str]:
 def _refuse_unique(table: Table) -> None:
     """Refuse a file in which most labels are unique: another column, or no labels at all."""
     labels = [label for label, _ in table.examples]
-    different = len({_key(label) for label in labels})
+    different = len({label_key(label) for label in labels})
     if table.columns.chosen or different < _SUSPICIOUS or 2 * different <= len(labels):
         return
     texts = len({text for _, text in table.examples})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from data.spec import FLWR_PARTITION
+from data.spec import FLWR_PARTITION, VECTOR_DATASETS
 from strategies.base.options import option_keys
 from strategies.base.run_config import RunConfig
 
@@ -27,6 +27,7 @@ def _unread(run: RunConfig) -> dict[str, list[str]]:
     """Return the keys that nothing reads, by the setting that decides so."""
     partition, schedule = run.partition, run.lr_schedule
     sentences = run.dataset == "tsv" or "tsv" in run.tasks
+    numbers = any(name == run.dataset or name in run.tasks for name in VECTOR_DATASETS)
     unread = {
         f"partition = {partition!r}": [
             *["alpha"] * (partition != "dirichlet"),
@@ -42,7 +43,10 @@ def _unread(run: RunConfig) -> dict[str, list[str]]:
             [] if run.privacy.noisy else ["privacy.delta"]
         ),
         f"lr-schedule = {schedule!r}": ["lr-step-rounds"] * (schedule != "step"),
-        f"dataset = {run.dataset!r}": [] if sentences else ["label-column", "text-column"],
+        f"dataset = {run.dataset!r}": [
+            *["label-column"] * (not sentences and not numbers),
+            *["text-column"] * (not sentences),
+        ],
         f"method = {run.method!r}": (
             [] if run.chosen_method.public_data else ["public-dataset", "public-size"]
         ),

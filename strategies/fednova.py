@@ -48,7 +48,7 @@ from strategies.common.layerwise import (
     WeightsServerState,
 )
 from strategies.common.layerwise_server import LayerwiseServer, optimizer_of
-from strategies.common.losses import cross_entropy_of
+from strategies.common.losses import task_loss
 from strategies.common.robust import mean_over_clients
 from strategies.common.training import train_epochs
 from strategies.common.weights import RunningMean
@@ -108,7 +108,9 @@ class Client(LayerwiseClient[ClientState, Downlink, Uplink]):
             steps += 1
             return {}
 
-        metrics = train_epochs(context, [model], cross_entropy_of(model), gradient_hook=count)
+        metrics = train_epochs(
+            context, [model], task_loss(context.data.task, model), gradient_hook=count
+        )
         settings = context.run.training
         effort = effort_of(steps, settings.momentum if settings.optimizer == "sgd" else 0.0)
         fields = self.outgoing(context, state)
@@ -202,4 +204,5 @@ METHOD = register(
     shares_reader=True,
     refuses=refuses,
     averages=True,
+    regression=True,
 )

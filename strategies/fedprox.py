@@ -35,7 +35,7 @@ from strategies.common.layerwise import (
     WeightsServerState,
 )
 from strategies.common.layerwise_server import LayerwiseServer
-from strategies.common.losses import cross_entropy_of
+from strategies.common.losses import task_loss
 from strategies.common.training import GradientHook, train_epochs
 
 
@@ -88,7 +88,7 @@ class Client(LayerwiseClient[ClientState, Downlink, Uplink]):
         metrics = train_epochs(
             context,
             [state.model],
-            cross_entropy_of(state.model),
+            task_loss(context.data.task, state.model),
             gradient_hook=proximal_hook(state.model, context.config.mu),
         )
         return Uplink(**self.outgoing(context, state)), metrics
@@ -106,4 +106,5 @@ METHOD = register(
     evaluated_model="global",
     shares_reader=True,
     averages=True,
+    regression=True,
 )

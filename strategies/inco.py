@@ -179,4 +179,5 @@ METHOD = register(
     evaluated_model="global",
     shares_reader=True,
     averages=True,
+    regression=True,
 )

@@ -35,7 +35,7 @@ from strategies.common.head import (
     HeadState,
     head_arrays,
 )
-from strategies.common.losses import cross_entropy_of
+from strategies.common.losses import task_loss
 from strategies.common.robust import mean_over_clients
 from strategies.common.training import train_epochs
 from strategies.common.weights import RunningMean, mean_states
@@ -91,7 +91,7 @@ class Client(HeadClient[ClientState, Downlink, Uplink]):
     def train(
         self, context: ClientContext, state: ClientState, downlink: Downlink
     ) -> tuple[Uplink, dict[str, float]]:
-        metrics = train_epochs(context, [state.model], cross_entropy_of(state.model))
+        metrics = train_epochs(context, [state.model], task_loss(context.data.task, state.model))
         return Uplink(*head_arrays(state.model.head)), metrics
 
 
@@ -114,4 +114,5 @@ METHOD = register(
     summary="private extractors, and a head that is averaged over the clients",
     training=Training(optimizer="sgd", lr=0.01),
     averages=True,
+    regression=True,
 )

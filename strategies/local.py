@@ -91,4 +91,5 @@ METHOD = register(
     common_feature_dim=False,
     any_task=True,
     pairs=True,
+    regression=True,
 )

@@ -50,6 +50,7 @@ from strategies.common.layerwise import (
     fill_model,
 )
 from strategies.common.layerwise_server import LayerwiseServer
+from strategies.common.losses import task_loss
 from strategies.common.training import train_epochs
 
 
@@ -108,6 +109,7 @@ class Client(LayerwiseClient[ClientState, Downlink, Uplink]):
         self, context: ClientContext, state: ClientState, downlink: Downlink
     ) -> tuple[Uplink, dict[str, float]]:
         model, config = state.model, context.config
+        own = task_loss(context.data.task, model.head)
         received = previous = frozen_copy(model)
         if state.previous:
             previous = bare_model(context)
@@ -119,7 +121,7 @@ class Client(LayerwiseClient[ClientState, Downlink, Uplink]):
             with torch.no_grad():
                 z_glob, z_prev = received.features(images), previous.features(images)
             return {
-                "loss_ce": F.cross_entropy(model.head(z), labels),
+                **own(z, labels),
                 "loss_contrastive": config.mu * contrastive(z, z_glob, z_prev, config.tau),
             }
 
@@ -140,4 +142,5 @@ METHOD = register(
     evaluated_model="global",
     shares_reader=True,
     averages=True,
+    regression=True,
 )

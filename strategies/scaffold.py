@@ -52,7 +52,7 @@ from strategies.common.layerwise import (
     WeightsServerState,
 )
 from strategies.common.layerwise_server import LayerwiseServer, layout_for, optimizer_of
-from strategies.common.losses import cross_entropy_of
+from strategies.common.losses import task_loss
 from strategies.common.optimizers import learning_rate
 from strategies.common.robust import mean_over_clients
 from strategies.common.training import train_epochs
@@ -162,7 +162,9 @@ class Client(LayerwiseClient[ClientState, Downlink, Uplink]):
         model = state.model
         lr = learning_rate(context)
         hook = Correction(model, downlink.controls, state.controls, lr)
-        metrics = train_epochs(context, [model], cross_entropy_of(model), gradient_hook=hook)
+        metrics = train_epochs(
+            context, [model], task_loss(context.data.task, model), gradient_hook=hook
+        )
         fields = self.outgoing(context, state)
         moved = {name: item - downlink.weights[name] for name, item in fields["weights"].items()}
         # c_k^+ - c_k does not depend on c_k.
@@ -254,4 +256,5 @@ METHOD = register(
     evaluated_model="global",
     shares_reader=True,
     averages=True,
+    regression=True,
 )

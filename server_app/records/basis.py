@@ -19,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from data.tasks import UNBOUNDED
 from server_app.records.client_tasks import named_clients
 from server_app.records.run_reader import RunRecords, section
 from server_app.records.scores import Scores, comparable, main_scores
@@ -45,6 +46,8 @@ class Basis:
     untested, missing, untrained : tuple of int
         Clients without test examples, others that the last evaluation lacks, and those in it that
         never trained.
+    share : bool
+        Whether the score is a share, of which one example has its part; not so R2.
     """
 
     clients: int
@@ -57,6 +60,7 @@ class Basis:
     untested: tuple[int, ...]
     missing: tuple[int, ...]
     untrained: tuple[int, ...]
+    share: bool = True
 
     @property
     def caveats(self) -> list[str]:
@@ -72,7 +76,8 @@ class Basis:
             examples = "example" if self.test_examples == 1 else "examples"
             point = 100 / self.test_examples
             shown = f"{point:.0f}" if point >= 10 else f"{point:.2g}"
-            found.append(f"{self.test_examples} test {examples} in all, one is {shown} points")
+            each = f", one is {shown} points" if self.share else ""
+            found.append(f"{self.test_examples} test {examples} in all{each}")
         if self.planned_rounds is not None and self.rounds < self.planned_rounds:
             found.append(f"{self.rounds} of {self.planned_rounds} rounds")
         if self.untrained:
@@ -91,7 +96,7 @@ class Basis:
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as summary.json has it."""
-        lists = {"untested", "missing", "untrained"}
+        lists = {"untested", "missing", "untrained", "share"}
         plain = {k: v for k, v in dataclasses.asdict(self).items() if k not in lists}
         return plain | {"caveats": self.caveats, "best_caveat": self.best_caveat}
 
@@ -130,6 +135,7 @@ def basis_of(
         missing=tuple(sorted(absent)) if personal or test_split != "global" else (),
         # Runs that recorded no training at all do not say who trained.
         untrained=tuple(sorted(final.keys() - trained)) if trained and personal else (),
+        share=not {*scores.tasks.values()} & {*UNBOUNDED},
     )
 
 

@@ -67,8 +67,8 @@ def relative_changes(own: Scores, reference: Scores, name: str) -> RelativeChang
             left_out[client] = "no score in the last evaluation"
         elif client not in before:
             left_out[client] = f"no score in the last evaluation of {name}"
-        elif before[client] == 0:
-            left_out[client] = f"its score in {name} is 0"
+        elif before[client] <= 0:  # of an R2 below 0 a share has no meaning
+            left_out[client] = f"its score in {name} is {before[client]:.4g}"
         else:
             changes[client] = 100 * (after[client] - before[client]) / before[client]
     by_task = {}

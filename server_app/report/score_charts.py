@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
+from data.tasks import UNBOUNDED
 from server_app.formats import human, percent, size
 from server_app.records.curves import Line, Point, TaskView, changes_of_clients, curve
 from server_app.records.run_reader import Client, RunRecords
@@ -30,8 +31,11 @@ def colour_of_models(clients: Sequence[Client]) -> dict[str, str]:
 
 
 def share_scale(values: Sequence[float]) -> Scale:
-    """Return the vertical scale for shares: tenths that enclose the values, within 0..1."""
-    low = max(0.0, math.floor(10 * min(values) + 1e-9) / 10)
+    """Return the vertical scale for shares: tenths that enclose the values, within 0..1.
+
+    Values below 0, which R2 has, are enclosed down to -1; what is less is drawn there.
+    """
+    low = max(-1.0, math.floor(10 * min(values) + 1e-9) / 10)
     high = min(1.0, math.ceil(10 * max(values) - 1e-9) / 10)
     return Scale(low, max(high, low + 0.1), BOTTOM, TOP)
 
@@ -95,7 +99,8 @@ def score_over_rounds(view: TaskView, scope: str) -> Markup:
     drawn = _spread_out(list(lines))
     extras = _extra_lines(view)
     upper = [(p.x, min(1.0, p.mean + p.std)) for p in points]
-    lower = [(p.x, max(0.0, p.mean - p.std)) for p in points]
+    least = -math.inf if view.metric in UNBOUNDED else 0.0
+    lower = [(p.x, max(least, p.mean - p.std)) for p in points]
     values = [y for client in drawn for _, y in lines[client]]
     values += [y for _, y in upper + lower] + [y for _, _, line in extras for _, y in line]
     last = max(points[-1].x, points[0].x + 1)
@@ -196,10 +201,11 @@ STRIPS = """\
 <div class="name">{{ row.model }}<small>{{ row.about }}</small></div>
 <div class="strip {{ row.css }}">
 {% for client, value, _ in row.clients %}
-<i style="left:{{ "%.1f" | format(100 * value) }}%"
+<i style="left:{{ "%.1f" | format(100 * ([value, 0] | max)) }}%"
  title="client {{ client }}: {{ value | percent }}"></i>
 {% endfor %}
-{% if row.mean is not none %}<b style="left:{{ "%.1f" | format(100 * row.mean) }}%"></b>{% endif %}
+{% if row.mean is not none %}
+<b style="left:{{ "%.1f" | format(100 * ([row.mean, 0] | max)) }}%"></b>{% endif %}
 </div><div class="value">{{ row.mean | percent }}</div>
 {% endfor %}
 <div class="scale"><span>0</span><span>{{ half }}</span><span>{{ whole }}</span></div></div>"""

@@ -13,7 +13,12 @@ from flwr.app import Message, RecordDict
 from models import ModelError
 from server_app.rounds.example_limit import example_limit, limited
 from server_app.rounds.message_factory import MessageFactory
-from server_app.rounds.unlike_clients import unlike_data, unlike_public_data, unlike_tokenisers
+from server_app.rounds.unlike_clients import (
+    unlike_columns,
+    unlike_data,
+    unlike_public_data,
+    unlike_tokenisers,
+)
 from strategies.base.bounds import Sizes, refuse_large, sizes_of
 from strategies.base.messages import ClientInfo, ClientUpdate, Control
 from strategies.base.method import Method
@@ -125,7 +130,7 @@ class MethodServer:
         known = list(self.clients.values())
         problems = [] if self.method.any_task else unlike_data(known, infos)
         if self.method.shares_reader and not problems:
-            problems = unlike_tokenisers(known, infos)
+            problems = unlike_tokenisers(known, infos) or unlike_columns(known, infos)
         return problems + (unlike_public_data(known, infos) if self.method.public_data else [])
 
     def messages(

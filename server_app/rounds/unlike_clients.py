@@ -12,6 +12,8 @@ from strategies.base.messages import ClientInfo
 
 Unlike = tuple[int, str]
 """A client, and what of it is unlike the others."""
+SCHEMA = "give all clients one schema.json beside their data (python -m data FOLDER writes it)"
+"""What makes tables on unlike devices the same."""
 
 
 def unlike_data(known: Iterable[ClientInfo], infos: Sequence[ClientInfo]) -> list[Unlike]:
@@ -29,7 +31,9 @@ def unlike_data(known: Iterable[ClientInfo], infos: Sequence[ClientInfo]) -> lis
         (
             info.client_id,
             f"client {info.client_id}: {name} is {getattr(info, name)}, the others have {usual}; "
-            "all clients need the same classes in the same order and images of one kind",
+            "all clients need the same classes in the same order and images of one kind"
+            + f" (of numbers: {SCHEMA})"
+            * (info.features > 0),
         )
         for name in ("num_classes", "class_hash", "channels", "image_size")
         for info, usual in _odd_ones(known, infos, name)
@@ -61,6 +65,20 @@ def unlike_tokenisers(known: Iterable[ClientInfo], infos: Sequence[ClientInfo]) 
             "none",
         )
         for info, _ in _odd_ones(known, infos, "tokeniser")
+    ]
+
+
+def unlike_columns(known: Iterable[ClientInfo], infos: Sequence[ClientInfo]) -> list[Unlike]:
+    """Return whose tables or series become other numbers than most clients' do."""
+    return [
+        (
+            info.client_id,
+            f"client {info.client_id}: {name} is {getattr(info, name)}, the others have {usual}: "
+            "its columns, their order, categories or standardisation differ, so weights that read "
+            f"them cannot be shared; {SCHEMA}, or choose a method that shares none",
+        )
+        for name in ("features", "steps", "columns_hash")
+        for info, usual in _odd_ones(known, infos, name)
     ]
 
 

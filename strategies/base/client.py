@@ -16,9 +16,11 @@ from data.tasks import TaskSpec
 from models import (
     InputShape,
     PairShape,
+    SeriesShape,
+    Shape,
     SplitModel,
+    TableShape,
     TaskModel,
-    TextShape,
     build_model,
     build_task_model,
     text_shape_of,
@@ -93,18 +95,22 @@ class ClientContext:
         return payload_sizes(self.run, self.data.num_classes)
 
     @property
-    def shape(self) -> InputShape | TextShape:
+    def shape(self) -> Shape:
         """What the local data asks of a model; of sentences, by this client's tokeniser."""
         data = self.data
         if data.task == "text":
             return text_shape_of(self.model_name, data.num_classes)
+        if data.steps:
+            return SeriesShape(data.features, data.steps, data.num_classes)
+        if data.features:
+            return TableShape(data.features, data.num_classes)
         return InputShape(data.channels, data.image_size, data.num_classes)
 
     @property
-    def task_shape(self) -> InputShape | TextShape | PairShape:
+    def task_shape(self) -> Shape | PairShape:
         """As `shape`; of pairs of images and captions what both ask."""
         data, shape = self.data, self.shape
-        if data.task != "retrieval" or isinstance(shape, TextShape):
+        if data.task != "retrieval" or not isinstance(shape, InputShape):
             return shape
         return PairShape(shape, text_shape_of(self.model_name, data.num_classes))
 

@@ -138,6 +138,10 @@ class ClientInfo(Checked):
         What its model reads of sentences: token ids below the one, the other many; 0 for images.
     tokeniser : str
         Equal exactly where sentences become the same tokens; empty for images.
+    features, steps : int
+        Inputs of a row, or channels and steps of a window; 0 for others.
+    columns_hash : str
+        Equal exactly where cells become the same inputs; empty but for tables and series.
     data_notes : str
         What its own files were read as and what was left out; empty for a published data set.
     machine : str
@@ -175,6 +179,9 @@ class ClientInfo(Checked):
     data_notes: str = text(default="")
     machine: str = text(default="")
     rate: float = real(most=1.0, default=0.0)
+    features: int = whole(most=MOST_SIZE, default=0)
+    steps: int = whole(most=MOST_SIZE, default=0)
+    columns_hash: str = text(default="")
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any] | None) -> Self:

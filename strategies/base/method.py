@@ -72,7 +72,10 @@ class Method:
         Whether the server takes means over clients through `common.robust`, so that `robust-mean`
         can be set.
     reads : tuple of str
-        What the clients' examples may be where all learn from one data set: "image", "text".
+        What the clients' examples may be where all learn from one data set: "image", "text",
+        "numbers" (tables and series).
+    regression : bool
+        Whether clients may predict a number (task `regression`).
     one_network : bool
         Whether the clients' models are parts of one network, the only one that `models` names.
     public_data : bool
@@ -105,8 +108,14 @@ class Method:
     pairs: bool = False
     server_score: str = ""
     server_scored_on: str = ""
+    regression: bool = False
     refuses: Callable[[Any], str | None] | None = None
-    reads: tuple[str, ...] = ("image", "text")
+    reads: tuple[str, ...] = ("image", "text", "numbers")
+
+    @property
+    def reads_numbers(self) -> bool:
+        """Whether clients may learn from tables and series; public items are none of these."""
+        return "numbers" in self.reads and not self.public_data
 
 
 SHARED = ("base", "common")

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from data import TEXT_DATASETS, DataError
-from data.tasks import TaskSpec, parse_tasks
+from data import TEXT_DATASETS, VECTOR_DATASETS, DataError
+from data.tasks import REGRESSION, TaskSpec, parse_tasks
 from models import ModelError, resolve_models
 from strategies.base.former_names import in_present_words
 from strategies.base.method import Method, get_method, method_names
@@ -73,15 +73,20 @@ def parse_run_config(values: Mapping[str, object]) -> RunConfig:
         forms = "a group of tasks, or a comma list to cycle over"
         raise ConfigError(f"tasks = {run.tasks!r}: expected {forms}; {error}") from error
     _refuse_text(run, tasks)
-    if tasks and not run.chosen_method.any_task and not _one_text_task(tasks):
+    if tasks and not run.chosen_method.any_task and not _one_common_task(run, tasks):
         able = [name for name in method_names() if get_method(name).any_task]
         raise ConfigError(
-            f"tasks = {run.tasks!r}: expected an empty text, or one text task, with method "
-            f"{run.method!r}, whose clients all learn from one data set; methods for any task: "
-            f"{', '.join(able)}"
+            f"tasks = {run.tasks!r}: expected an empty text, or one task on text or numbers, "
+            f"with method {run.method!r}, whose clients all learn from one data set; methods for "
+            f"any task: {', '.join(able)}"
         )
     for task in tasks:
         refuse_pairs(run.chosen_method, task, f"tasks = {run.tasks!r}")
+        refuse_numbers(run.chosen_method, task, run.dataset, f"tasks = {run.tasks!r}")
+    if not tasks:
+        task = TaskSpec("classification")
+        refuse_numbers(run.chosen_method, task, run.dataset, f"dataset = {run.dataset!r}")
+    _refuse_varied_numbers(run, tasks)
     configs: dict[str, Any] = {
         m.name: parse_options(m.config, values, m.name + ".") for m in methods
     }
@@ -161,6 +166,54 @@ def refuse_pairs(method: Method, task: TaskSpec, key: str) -> None:
         )
 
 
+def refuse_numbers(method: Method, task: TaskSpec, dataset: str, key: str) -> None:
+    """Refuse tables, series and numbers to be predicted with a method that cannot serve them.
+
+    Parameters
+    ----------
+    method, task
+        What clients do, and learn.
+    dataset : str
+        The data set where the task names none.
+    key : str
+        What says so, given as "key = value".
+
+    Raises
+    ------
+    ConfigError
+        Naming the key, and the methods for them.
+    """
+    methods = [get_method(name) for name in method_names()]
+    if task.task == REGRESSION and not method.regression:
+        able = [m.name for m in methods if m.regression]
+        raise ConfigError(
+            f"{key}: method {method.name!r} works on classes, and a regression predicts a number; "
+            f"methods that do: {', '.join(able)}"
+        )
+    if (task.dataset or dataset) in VECTOR_DATASETS and not method.reads_numbers:
+        able = [m.name for m in methods if m.reads_numbers]
+        works = "needs public pictures" if method.public_data else "works on images"
+        raise ConfigError(
+            f"{key}: method {method.name!r} {works}, and these are numbers; methods for numbers: "
+            f"{', '.join(able)}"
+        )
+
+
+def _refuse_varied_numbers(run: RunConfig, tasks: Sequence[TaskSpec]) -> None:
+    names = {task.dataset or run.dataset for task in tasks or (TaskSpec("classification"),)}
+    if run.augment != "none" and names <= VECTOR_DATASETS.keys():
+        raise ConfigError(
+            f"augment = {run.augment!r}: expected none with {', '.join(sorted(names))}, which has "
+            "no images to vary"
+        )
+
+
+def _one_common_task(run: RunConfig, tasks: Sequence[TaskSpec]) -> bool:
+    """Say whether all clients learn one task that is no matter of the method."""
+    numbers = (tasks[0].dataset or run.dataset) in VECTOR_DATASETS or tasks[0].task == REGRESSION
+    return _one_text_task(tasks) or (numbers and len(set(tasks)) == 1)
+
+
 def _one_text_task(tasks: Sequence[TaskSpec]) -> bool:
     """Say whether all clients learn one task, on sentences."""
     return len(set(tasks)) == 1 and tasks[0].task == "text"
@@ -175,7 +228,7 @@ def _refuse_text(run: RunConfig, tasks: Sequence[TaskSpec]) -> None:
         Naming the key.
     """
     if tasks and not _one_text_task(tasks):
-        return  # such methods serve any task
+        return  # such methods serve any task, or numbers
     if not tasks and run.dataset not in TEXT_DATASETS:
         return
     key = f"tasks = {run.tasks!r}" if tasks else f"dataset = {run.dataset!r}"

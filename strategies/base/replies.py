@@ -8,7 +8,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
-from data.tasks import METRIC_OF
+from data.tasks import METRIC_OF, UNBOUNDED
 from strategies.base.messages import (
     INFO,
     METRICS,
@@ -107,8 +107,10 @@ def _metric_row(key: str, pair: object) -> MetricRow:
         raise PayloadError(f"{said} = {value:g} is beyond {LARGEST:g}")
     if not 0 <= examples <= MOST_EXAMPLES or examples != int(examples):
         raise PayloadError(f"{said} rests on {examples} examples")
-    if _is_share(phase, metric) and not 0 <= value <= 1:
-        raise PayloadError(f"{said} = {value} is not between 0 and 1")
+    if _is_share(phase, metric):
+        below_0 = metric.removeprefix("validation_").partition("_")[0] in UNBOUNDED
+        if value > 1 or (value < 0 and not below_0):
+            raise PayloadError(f"{said} = {value} is not between 0 and 1")
     return MetricRow(phase, metric, value, int(examples))
 
 

@@ -78,13 +78,15 @@ class RunConfig:
     image_size
         Side in pixels to which images and masks are resized; 0 keeps the data set's own.
     label_column
-        Which column of a `tsv` file is the label; empty: found by the header, else the first.
+        Which column of a `tsv` file, a table or a series is the label; empty: found by its name,
+        in a `tsv` file else the first.
     text_column
         Which column of a `tsv` file is the sentence; empty: found by the header, else the rest.
     subset
         Share of every class that is used, of training and test examples alike.
     partition
-        How simulated clients share the examples, see data/README.md.
+        How simulated clients share the examples, see data/README.md; "natural:COLUMN": one client
+        a value of that column.
     partition_options
         With `flwr:NAME`: what that partitioner takes, as in "num_shards_per_partition=2,
         shuffle=false".

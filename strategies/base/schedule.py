@@ -25,10 +25,10 @@ class History:
     ----------
     scores : dict of int to float
         The main score that each client measured last: its accuracy or, with another task, what that
-        is measured by (`data.tasks.METRIC_OF`), from 0 to 1. It is that of its validation examples,
-        so that who takes part and when a run ends is not chosen by what the run is judged by; a
-        client without any gives that of its test examples. One that was never evaluated is missing.
-        Scores of clients with unlike tasks are not comparable.
+        is measured by (`data.tasks.METRIC_OF`), from 0 to 1, or at most 1. It is that of its
+        validation examples, so that who takes part and when a run ends is not chosen by what the
+        run is judged by; a client without any gives that of its test examples. One that was never
+        evaluated is missing. Scores of clients with unlike tasks are not comparable.
     rounds_trained : dict of int to int
         In how many rounds each client has trained; one that has not is missing.
     """

@@ -65,6 +65,7 @@ class StepFlops:
         self._key = repr((
             run.method, context.config, context.model_name, run.feature_dim, data.task,
             data.channels, data.image_size, data.num_classes, context.server_round > 1, extra,
+            *((data.features, data.steps) if data.features else ()),
         ))  # fmt: skip
         self._apart = 0.0
 

@@ -29,7 +29,7 @@ from strategies.base.options import option
 from strategies.base.payload import Template, arrays
 from strategies.base.state import Transient, fill_module
 from strategies.base.treatments import REFUSED, UPDATE
-from strategies.common.losses import cross_entropy_of
+from strategies.common.losses import task_loss
 from strategies.common.training import train_epochs
 from strategies.common.weights import state_template, state_views
 
@@ -165,11 +165,11 @@ class LayerwiseClient(ClientHalf[S, D, U], Generic[S, D, U]):
 
 
 class CrossEntropyClient(LayerwiseClient[S, D, U], Generic[S, D, U]):
-    """A client half that trains the received model with cross entropy and sends its weights."""
+    """A client half that trains the received model by its task's loss and sends its weights."""
 
     def train(self, context: ClientContext, state: S, downlink: D) -> tuple[U, dict[str, float]]:
         """Train on the local data; the uplink is the method's, of weights and buffers alone."""
-        metrics = train_epochs(context, [state.model], cross_entropy_of(state.model))
+        metrics = train_epochs(context, [state.model], task_loss(context.data.task, state.model))
         sent: U = context.run.chosen_method.uplink(**self.outgoing(context, state))
         return sent, metrics
 

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models import InputShape, SplitModel, TextShape, build_model
+from models import Shape, SplitModel, build_model
 from models.skeleton import skeleton
 from strategies.base.messages import ClientInfo, ClientUpdate
 from strategies.base.options import AUTO
@@ -198,9 +198,7 @@ def layout_for(context: ServerContext, model: str) -> Layout:
 
 
 @lru_cache(maxsize=256)  # asked for with every message and every reply
-def _layout(
-    model: str, shape: InputShape | TextShape, width: int, mapping: str, buffers: str
-) -> Layout:
+def _layout(model: str, shape: Shape, width: int, mapping: str, buffers: str) -> Layout:
     with skeleton():
         return layout_of(build_model(model, shape, width, mapping), buffers)
 

@@ -5,6 +5,7 @@
 | classification, text | class ids (N,) | cross entropy |
 | multilabel | presence (N, C), 255 = ignore | binary cross entropy, mean over N, C |
 | segmentation | masks (N, S, S), 255 = ignore | cross entropy a pixel |
+| regression | numbers (N,) | squared error |
 | retrieval | tokens (N, L), which are not read | InfoNCE between images and captions, both ways |
 """
 
@@ -61,7 +62,13 @@ def task_loss(task: str, model: nn.Module) -> LossFunction:
     def contrastive(inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         return {"loss_pairs": pair_loss(*model(inputs).chunk(2, dim=1))}
 
-    losses = {"multilabel": binary, "segmentation": pixelwise, "retrieval": contrastive}
+    def squared(inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        return {"loss_mse": F.mse_loss(model(inputs).squeeze(1).float(), targets)}
+
+    losses = {
+        "multilabel": binary, "segmentation": pixelwise, "retrieval": contrastive,
+        "regression": squared,
+    }  # fmt: skip
     return losses.get(task, cross_entropy_of(model))
 
 

@@ -31,10 +31,9 @@ from data import (
     parse_tasks,
 )
 from models import (
-    InputShape,
+    Shape,
     SplitModel,
     TaskModel,
-    TextShape,
     build_model,
     build_task_model,
     tokeniser_of,
@@ -84,16 +83,12 @@ def skeleton_of(run: RunConfig, info: ClientInfo) -> SplitModel | TaskModel:
     return _bare(run, info.model, info.task, shape_of(info))
 
 
-def _bare(
-    run: RunConfig, model: str, task: str, shape: InputShape | TextShape
-) -> SplitModel | TaskModel:
+def _bare(run: RunConfig, model: str, task: str, shape: Shape) -> SplitModel | TaskModel:
     with skeleton():
         return _build(run, model, task, shape)
 
 
-def _build(
-    run: RunConfig, model: str, task: str, shape: InputShape | TextShape
-) -> SplitModel | TaskModel:
+def _build(run: RunConfig, model: str, task: str, shape: Shape) -> SplitModel | TaskModel:
     if task in PLAIN:
         return build_model(model, shape, run.feature_dim, "AP")
     return build_task_model(model, task, shape, run.feature_dim, lora_rank=run.lora_rank)
@@ -143,7 +138,7 @@ def layout_for(run: RunConfig, info: ClientInfo) -> Layout:
 
 
 @lru_cache(maxsize=256)  # asked for with every message and every reply
-def _layout(model: str, task: str, shape: InputShape | TextShape, width: int, rank: int) -> Layout:
+def _layout(model: str, task: str, shape: Shape, width: int, rank: int) -> Layout:
     return layout_of(_bare(RunConfig(feature_dim=width, lora_rank=rank), model, task, shape), "")
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from models import InputShape, ModelError, SplitModel, Splittable, TextShape
+from models import InputShape, ModelError, Shape, SplitModel, Splittable
 from models.build import blank
 from models.skeleton import run_blank
 from strategies.base.payload import array
@@ -62,7 +62,7 @@ class FeaturesPayload(WeightsPayload):
         return [(maps[i : i + size], s_out[i : i + size]) for i in starts]
 
 
-def feature_shape(model: SplitModel, images: InputShape | TextShape) -> FeatureShape:
+def feature_shape(model: SplitModel, images: Shape) -> FeatureShape:
     """Return the shapes at a model's cut; the model may be a skeleton.
 
     Raises
@@ -70,7 +70,7 @@ def feature_shape(model: SplitModel, images: InputShape | TextShape) -> FeatureS
     ModelError
         Naming the model, if it has no cut, or its stem does not give square feature maps.
     """
-    if not isinstance(model, Splittable) or isinstance(images, TextShape):
+    if not isinstance(model, Splittable) or not isinstance(images, InputShape):
         raise ModelError(
             f"model {model.name} cannot be cut after its stem; choose one of the ResNet or CNN "
             "families, or let its backbone subclass SplittableBackbone (stem and body)"
