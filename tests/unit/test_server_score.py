@@ -56,12 +56,11 @@ def test_feddf_scores_what_its_clients_measure(tmp_path: Path, capsys: Any) -> N
 
 def test_fedet_scores_its_own_model_and_resumes_exactly(tmp_path: Path) -> None:
     """A run that is resumed leaves the same metrics.csv, its server's scores among them."""
-    whole = run_federation(tmp_path / "a", 2, method="fedet", num_rounds=2, **GLOBAL)
-    settings = {"method": "fedet", **GLOBAL}
-    run_federation(tmp_path / "b", 2, num_rounds=1, **settings)
-    again = run_federation(tmp_path / "b", 2, num_rounds=2, resume="run", **settings)
-    assert again.text("metrics.csv") == whole.text("metrics.csv")
-    rows = whole.metrics(client="server", phase="server")
+    settings = {"method": "fedet", "num_rounds": 2, **GLOBAL}
+    whole = run_federation(tmp_path, 2, **settings).text("metrics.csv")
+    again = run_federation(tmp_path, 2, resume="run", resume_round=1, **settings)
+    assert again.text("metrics.csv") == whole
+    rows = again.metrics(client="server", phase="server")
     assert [(row["round"], row["metric"]) for row in rows] == [("1", "accuracy"), ("2", "accuracy")]
 
 
