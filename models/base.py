@@ -170,6 +170,14 @@ class Backbone(nn.Module):
         super().__init__()
         self.raw_dim = raw_dim
 
+    def feature_levels(self) -> list[nn.Module]:
+        """Return the modules whose outputs ``(N, c, h, w)`` or ``(N, c)`` are features on the way.
+
+        Each of another depth, the first nearest to the examples; the raw features are none. By
+        default none is named.
+        """
+        return []
+
 
 class SplittableBackbone(Backbone):
     """A backbone that FedIN can cut after its stem.

@@ -69,6 +69,10 @@ class ConvNet(ChannelBackbone):
         raw: Tensor = self.linear(self.conv[_STEM:](s).flatten(1))
         return raw
 
+    def feature_levels(self) -> list[nn.Module]:
+        """Return what computes the maps after either convolution."""
+        return [layer for layer in self.conv if isinstance(layer, nn.MaxPool2d)]
+
 
 _CNNS: dict[str, tuple[tuple[int, int], tuple[int, ...], str]] = {
     "fedavgcnn": ((32, 64), (512,), "FedAvgCNN of HtFLlib: 2 convolutions, 1 linear layer"),

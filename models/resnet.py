@@ -141,6 +141,10 @@ class ResNet(ChannelBackbone):
         pooled: Tensor = self.avgpool(out)
         return pooled.flatten(1)
 
+    def feature_levels(self) -> list[nn.Module]:
+        """Return what computes the stem's maps and those of every stage but the last."""
+        return [self.maxpool, self.layer1, self.layer2, self.layer3]
+
 
 def _stage(
     block: type[BasicBlock | Bottleneck], inputs: int, width: int, depth: int, stride: int

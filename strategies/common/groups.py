@@ -113,8 +113,12 @@ class GroupClient(ClientHalf[GroupClientState, WeightsPayload, WeightsPayload]):
         """Train on the local data and send the weights."""
         loss = task_loss(context.data.task, state.model)
         metrics = train_epochs(context, [state.model], loss)
+        return self.outgoing(state), metrics
+
+    def outgoing(self, state: GroupClientState) -> WeightsPayload:
+        """Return the model's weights and buffers, to be packed at once."""
         weights, buffers = split_state(state.model)
-        return WeightsPayload(state_views(weights), state_views(buffers)), metrics
+        return WeightsPayload(state_views(weights), state_views(buffers))
 
     def predict(
         self, state: GroupClientState, downlink: WeightsPayload, images: Tensor
