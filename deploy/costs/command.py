@@ -56,6 +56,7 @@ PER_METHOD: dict[str, dict[str, Any]] = {
     "cofed": {"cofed.exchange-round": 2, "public-size": 320},
     "feddf": {"feddf.server-epochs": 1, "public-size": 320},
     "fedet": {"public-size": 320},
+    "sage": {"public-size": 320},
     "creamfl": {"public-size": 320},
 }
 

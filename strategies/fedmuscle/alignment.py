@@ -23,13 +23,13 @@ from strategies.common.optimizers import (
 )
 from strategies.common.public import PublicInputs
 from strategies.common.training import TrainingDivergedError, precision, to_inputs
+from strategies.common.views import drop_tokens, resized_view
 from strategies.fedmuscle.contrastive import (
     gramian_loss,
     information_bound,
     nt_xent,
     pairwise_loss,
 )
-from strategies.fedmuscle.views import drop_tokens, resized_view
 
 
 @dataclasses.dataclass

@@ -1,4 +1,4 @@
-"""Random views of public items, for the steps in which a user is aligned with itself (SimCLR)."""
+"""Random views of examples: what SimCLR aligns, and what semi-supervised learning learns from."""
 
 from __future__ import annotations
 
