@@ -101,7 +101,7 @@ def test_a_method_for_images_is_refused(method: str, key: str) -> None:
 def test_what_does_not_fit_is_refused_by_name(reviews: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="augment = 'crop-flip': expected none with dataset"):
         parse_run_config({"dataset": "tsv", "augment": "crop-flip"})
-    with pytest.raises(ConfigError, match="expected an empty text, or one text task"):
+    with pytest.raises(ConfigError, match="expected an empty text, or one task on text"):
         parse_run_config({"tasks": "text@tsv, text@scenes"})
     config = settings(reviews, "fedre")
     with pytest.raises(RegistrationError, match=r"client 0: .*'cnn5' reads images.*text-small"):

@@ -114,7 +114,7 @@ def test_pretrained_families_with_adapters_are_aligned(tmp_path: Path) -> None:
 
 def test_a_method_for_one_task_refuses_tasks(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"tasks = .*expected an empty text, or one text task, with"
+        ConfigError, match=r"tasks = .*expected an empty text, or one task on text or numbers, with"
     ):
         run_federation(tmp_path, 4, method="fedre", **SETTINGS)
 
