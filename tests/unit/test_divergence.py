@@ -53,7 +53,7 @@ def test_divergence_is_a_warning_by_client_and_round(
 ) -> None:
     """The run goes on; its records and its console say who, when and by how much."""
     models = "five-cnns" if method == "fedavg" else SETTINGS["models"]
-    settings = {**SETTINGS, "models": models, "num_rounds": 1, "lr": 1e4}
+    settings = {**SETTINGS, "models": models, "num_rounds": 1, "lr": 1e4, "report": True}
     run = run_federation(tmp_path, 2, method=method, **settings)
     assert run.config["status"] == "completed"
     assert diverged(run)[0] == ("1", "0")

@@ -125,7 +125,7 @@ def test_a_round_of_several_exchanges_is_refused_by_name(tmp_path: Path) -> None
 def test_start_runs_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With registration, records, checkpoints and report, as `flwr run` does."""
     ours = run_federation(tmp_path / "ours", CLIENTS, method="fedre", num_rounds=1, **SETTINGS)
-    strategy, grid = a_strategy(tmp_path / "start", method="fedre", num_rounds=1)
+    strategy, grid = a_strategy(tmp_path / "start", method="fedre", num_rounds=1, report=True)
     result = strategy.start(grid)
     run = Outcome(tmp_path / "start" / "run")
     assert run.text("metrics.csv") == ours.text("metrics.csv")

@@ -339,7 +339,7 @@ def test_a_protected_run_resumes_exactly(tmp_path: Path) -> None:
 def test_a_protected_run_says_epsilon_and_what_it_does_not_cover(
     method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    outcome = run(tmp_path, method, **NOISY)
+    outcome = run(tmp_path, method, **NOISY, report=True)
     text = capsys.readouterr().out
     assert "epsilon does not cover what is measured" in text
     assert "epsilon 4.377 for the run, 4.377 for a round, at delta 1e-05" in text

@@ -86,7 +86,7 @@ class Liar(InProcessGrid):
 def test_a_run_goes_on_without_who_is_refused_again_and_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = run_federation(tmp_path, 3, num_rounds=4, grid_class=Liar, **SMALL)
+    run = run_federation(tmp_path, 3, num_rounds=4, grid_class=Liar, report=True, **SMALL)
     printed = capsys.readouterr().out
     assert [r["round"] for r in run.rows("failures") if r["client"] == "1"] == list("1233")
     assert run.summary["quarantined"] == [1]
