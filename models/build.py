@@ -87,7 +87,7 @@ def build_model(
             f"choose one of {', '.join(list_models(modality=wanted))}"
             if wanted != "image"
             else "set dataset to one with sentences (tsv), give the client a task with text (key "
-            f"tasks), or choose one of {', '.join(list_models('cnn*'))}, ..."
+            f"tasks), or choose one of {', '.join(list_models('cnn?'))}, ..."
         )
         raise ModelError(f"model {name!r} reads {info.modality}, its data has {shape}; {remedy}")
     with nullcontext() if seed is None else private_stream(seed):

@@ -175,7 +175,7 @@ def list_models(pattern: str = "*", modality: str | None = None) -> tuple[str, .
 
     Examples
     --------
-    >>> list_models("cnn*")
+    >>> list_models("cnn?")
     ('cnn1', 'cnn2', 'cnn3', 'cnn4', 'cnn5')
     """
     return tuple(

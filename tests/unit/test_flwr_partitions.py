@@ -76,5 +76,5 @@ def test_a_run_shares_its_data_set_so() -> None:
         partition_indices(
             DataSpec(partition="flwr:IidPartitioner", size_sigma=1.0), load_dataset("digits"), 4
         )
-    with pytest.raises(DataError, match="or flwr:NAME"):
+    with pytest.raises(DataError, match="flwr:NAME, or natural:COLUMN"):
         DataSpec(partition="flwr:")

@@ -79,7 +79,7 @@ def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str
 
 
 def test_list_models_filters() -> None:
-    assert list_models("cnn*") == ("cnn1", "cnn2", "cnn3", "cnn4", "cnn5")
+    assert list_models("cnn?") == ("cnn1", "cnn2", "cnn3", "cnn4", "cnn5")
     assert list_models("resnet??-w4")[0] == "resnet10-w4"
     assert list_models("nothing*") == ()
 
