@@ -47,7 +47,7 @@ from strategies.base.method import Training, register
 from strategies.base.options import option
 from strategies.base.run_config import RunConfig
 from strategies.base.server import ServerContext
-from strategies.common.augmentation import augment
+from strategies.common.augmentation import augment, drop_tokens, resized_view
 from strategies.common.groups import (
     GroupClient,
     GroupClientState,
@@ -59,7 +59,6 @@ from strategies.common.layerwise import WeightsPayload
 from strategies.common.losses import task_loss
 from strategies.common.public import PublicInputs, evaluating
 from strategies.common.training import to_inputs, train_epochs
-from strategies.common.views import drop_tokens, resized_view
 
 SERVED = ("classification", "multilabel", "text")
 """Tasks whose examples have views that keep their labels."""

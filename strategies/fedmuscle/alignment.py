@@ -13,6 +13,7 @@ from torch import Tensor
 
 from models import TaskModel
 from strategies.base.client import ClientContext
+from strategies.common.augmentation import drop_tokens, resized_view
 from strategies.common.flops import StepFlops
 from strategies.common.losses import muscle_loss
 from strategies.common.optimizers import (
@@ -23,7 +24,6 @@ from strategies.common.optimizers import (
 )
 from strategies.common.public import PublicInputs
 from strategies.common.training import TrainingDivergedError, precision, to_inputs
-from strategies.common.views import drop_tokens, resized_view
 from strategies.fedmuscle.contrastive import (
     gramian_loss,
     information_bound,

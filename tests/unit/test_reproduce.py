@@ -248,7 +248,6 @@ def test_a_step_is_measured() -> None:
         (["fedre-nothing-at-all"], "there are fedre-communication-cifar100-practical, "),
         (["fedmrl-homo-k10-classes2"], "it is a run-config for `flwr run --run-config`"),
         (["fedre-toy"], "cannot be run here: the text does not say what the synthetic data are"),
-        (["fedmuscle-table-1-setup1-voc", "--methods", "sage"], "Wildflower has no such method"),
         (["fedin-table-2", "--methods", "fedinn"], "did you mean fedin?"),
         (["fedin-table-2", "--scale", "cpu"], "the preset states no scale 'cpu'"),
         (["fedin-table-2", "--seeds", "a"], "--seeds = 'a': expected whole numbers"),
