@@ -47,10 +47,10 @@ from strategies.base.method import Training, register
 from strategies.base.options import option
 from strategies.base.server import LOSS_AFTER, LOSS_BEFORE, ServerContext, ServerScores
 from strategies.common.groups import (
+    AveragingServer,
     GroupClient,
     GroupClientState,
     GroupMeans,
-    GroupServer,
     GroupServerState,
 )
 from strategies.common.layerwise import WeightsPayload
@@ -184,14 +184,13 @@ class Client(GroupClient):
     """Client half: the task's loss on the local data, from the received weights."""
 
 
-class Server(GroupServer[ServerState]):
+class Server(AveragingServer):
     """Server half: means by architecture, and their training on the ensemble's logits."""
 
     def initial_state(self, context: ServerContext) -> ServerState:
         """Draw the first weights, and load the public items once, before anything is sent."""
-        state = ServerState({})
+        state = super().initial_state(context)
         for info in context.clients.values():
-            self.add_group(context, state, info)
             if context.config.server_epochs and not _segments(info):
                 public_for(context, info)
         return state
@@ -217,7 +216,7 @@ class Server(GroupServer[ServerState]):
             if info.task in teachers:
                 entries, result = _taught(context, info, means, teachers[info.task])
                 done.append(result)
-            state.weights |= {f"{group}/{name}": item for name, item in entries.items()}
+            state.put(group, entries)
         return _metrics(done)
 
     def score_basis(self, context: ServerContext) -> str:

@@ -271,7 +271,7 @@ class Server(GroupServer[ServerState]):
                     consensus.add(logits_of(public_items(context, info), model))
             targets = consensus.targets()
         for group, _, means in groups.by_group():
-            state.weights |= {f"{group}/{name}": item for name, item in means.items()}
+            state.put(group, means)
         if not context.config.server_epochs:
             return {}
         measured = self._learn(context, state, targets)

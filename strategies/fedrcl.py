@@ -27,7 +27,7 @@ authors train with SGD 0.1, times 0.998 a round, decay 0.001, batches of 50.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -37,15 +37,12 @@ from torch import Tensor, nn
 from data.annotated import IGNORE
 from models import SplitModel, TaskModel
 from strategies.base.client import ClientContext
-from strategies.base.messages import ClientUpdate
 from strategies.base.method import Training, register
 from strategies.base.options import option
-from strategies.base.server import ServerContext
 from strategies.common.groups import (
+    AveragingServer,
     GroupClient,
     GroupClientState,
-    GroupMeans,
-    GroupServer,
     GroupServerState,
 )
 from strategies.common.layerwise import WeightsPayload
@@ -196,24 +193,8 @@ class Client(GroupClient):
         return self.outgoing(state), metrics
 
 
-class Server(GroupServer[ServerState]):
+class Server(AveragingServer):
     """Server half: means by architecture, and by task where there are several."""
-
-    def initial_state(self, context: ServerContext) -> ServerState:
-        state = ServerState({})
-        for info in context.clients.values():
-            self.add_group(context, state, info)
-        return state
-
-    def aggregate(
-        self, context: ServerContext, state: ServerState, updates: Iterable[ClientUpdate]
-    ) -> dict[str, float]:
-        groups = GroupMeans(context, state)
-        for update in updates:
-            groups.add(update)
-        for group, _, means in groups.by_group():
-            state.weights |= {f"{group}/{name}": item for name, item in means.items()}
-        return {}
 
 
 METHOD = register(

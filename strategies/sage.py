@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -42,17 +42,16 @@ from torch import Tensor
 from data import Split
 from data.tasks import parse_tasks
 from strategies.base.client import ClientContext
-from strategies.base.messages import ClientInfo, ClientUpdate
+from strategies.base.messages import ClientInfo
 from strategies.base.method import Training, register
 from strategies.base.options import option
 from strategies.base.run_config import RunConfig
 from strategies.base.server import ServerContext
 from strategies.common.augmentation import augment, drop_tokens, resized_view
 from strategies.common.groups import (
+    AveragingServer,
     GroupClient,
     GroupClientState,
-    GroupMeans,
-    GroupServer,
     GroupServerState,
 )
 from strategies.common.layerwise import WeightsPayload
@@ -199,7 +198,7 @@ def _views(items: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return augment("crop-flip", items, generator), resized_view(items, generator)
 
 
-class Server(GroupServer[ServerState]):
+class Server(AveragingServer):
     """Server half: means by architecture, and by task where there are several."""
 
     def check(
@@ -210,22 +209,6 @@ class Server(GroupServer[ServerState]):
         if task not in SERVED:
             return _not_served(task)
         return super().check(context, state, client)
-
-    def initial_state(self, context: ServerContext) -> ServerState:
-        state = ServerState({})
-        for info in context.clients.values():
-            self.add_group(context, state, info)
-        return state
-
-    def aggregate(
-        self, context: ServerContext, state: ServerState, updates: Iterable[ClientUpdate]
-    ) -> dict[str, float]:
-        groups = GroupMeans(context, state)
-        for update in updates:
-            groups.add(update)
-        for group, _, means in groups.by_group():
-            state.weights |= {f"{group}/{name}": item for name, item in means.items()}
-        return {}
 
 
 def _not_served(task: str) -> str:

@@ -1,12 +1,12 @@
 """Groups of clients that share weights: one architecture, one task; the halves of such methods.
 
-A subclass of `GroupServer` says what becomes of the round's means.
+`AveragingServer` keeps the round's means as they are; another `GroupServer` makes more of them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from torch import Tensor
@@ -43,6 +43,10 @@ class GroupServerState:
     """Every group's weights and buffers, by "group/entry"."""
 
     weights: dict[str, Tensor]
+
+    def put(self, group: str, entries: Mapping[str, Tensor]) -> None:
+        """Keep what a group has now."""
+        self.weights |= {f"{group}/{name}": item for name, item in entries.items()}
 
 
 T = TypeVar("T", bound=GroupServerState)
@@ -168,4 +172,26 @@ class GroupServer(ServerHalf[T, WeightsPayload], Generic[T]):
         names = layout_for(context.run, info).all
         if not all(f"{group}/{name}" in state.weights for name in names):
             fresh = first_weights(context.run, info)
-            state.weights |= {f"{group}/{name}": fresh[name] for name in names}
+            state.put(group, {name: fresh[name] for name in names})
+
+
+class AveragingServer(GroupServer[GroupServerState]):
+    """A server half whose groups go on with the means of what their clients send."""
+
+    def initial_state(self, context: ServerContext) -> GroupServerState:
+        """Draw every group's first weights."""
+        state = GroupServerState({})
+        for info in context.clients.values():
+            self.add_group(context, state, info)
+        return state
+
+    def aggregate(
+        self, context: ServerContext, state: GroupServerState, updates: Iterable[ClientUpdate]
+    ) -> dict[str, float]:
+        """Keep the means."""
+        groups = GroupMeans(context, state)
+        for update in updates:
+            groups.add(update)
+        for group, _, means in groups.by_group():
+            state.put(group, means)
+        return {}
