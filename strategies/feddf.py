@@ -69,7 +69,7 @@ from strategies.common.server_models import (
     public_for,
     public_items,
 )
-from strategies.common.weights import RunningMean
+from strategies.common.weights import RunningMean, copied
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +162,7 @@ def distil(
         return divergence(task, logits, wanted).item()
 
     before = held_out()
-    best, best_weights, passes, since = before, _copy_of(student), 0, 0
+    best, best_weights, passes, since = before, copied(student.state_dict()), 0, 0
     while passes < config.server_epochs and since < config.patience:
         shuffled = used[torch.randperm(len(used), generator=rng).numpy()]
         for start in range(0, len(used), config.server_batch_size):
@@ -171,13 +171,9 @@ def distil(
             take_step(optimizer)
         passes, since, value = passes + 1, since + 1, held_out()
         if value < best:  # not so where it is NaN
-            best, best_weights, since = value, _copy_of(student), 0
+            best, best_weights, since = value, copied(student.state_dict()), 0
     student.load_state_dict(best_weights)
     return Distilled(before, best, passes)
-
-
-def _copy_of(model: nn.Module) -> dict[str, Tensor]:
-    return {name: item.detach().clone() for name, item in model.state_dict().items()}
 
 
 class Client(GroupClient):

@@ -79,6 +79,7 @@ from strategies.common.server_models import (
     public_items,
 )
 from strategies.common.training import TrainingDivergedError
+from strategies.common.weights import copied
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,8 +252,7 @@ class Server(GroupServer[ServerState]):
                 model = built(context.run, info)
         except ModelError as error:
             raise ConfigError(f"fedet.server-model = {name!r}: {error}") from error
-        entries = {key: item.detach().clone() for key, item in model.state_dict().items()}
-        state = ServerState({}, name, entries)
+        state = ServerState({}, name, copied(model.state_dict()))
         for client in context.clients.values():
             self.add_group(context, state, client)
         public_for(context, context.any_client)

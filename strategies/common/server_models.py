@@ -50,6 +50,7 @@ from strategies.common.layerwise import Layout, layout_of
 from strategies.common.public import PublicItems, evaluating
 from strategies.common.shapes import shape_of
 from strategies.common.training import EVALUATION_BATCH, Place, precision, to_inputs
+from strategies.common.weights import copied
 
 PLAIN = ("classification", "text")
 """Tasks of which the run's own data set is learned; their models are those of all methods."""
@@ -129,7 +130,7 @@ def first_weights(run: RunConfig, info: ClientInfo) -> dict[str, Tensor]:
     """Draw a group's weights and buffers of before round 1 from the run's seed, as FedAvg does."""
     with isolated_torch_rng(derive_seed(run.seed, SERVER, 0, f"weights-{group_of(info)}")):
         model = built(run, info)
-    return {name: item.detach().clone() for name, item in model.state_dict().items()}
+    return copied(model.state_dict())
 
 
 def layout_for(run: RunConfig, info: ClientInfo) -> Layout:
@@ -149,7 +150,15 @@ def filled(
 
     In evaluation mode.
     """
-    model, device = skeleton_of(run, info), ServerPlace(run).device
+    model = skeleton_of(run, info)
+    set_to_work(model, entries, ServerPlace(run).device)
+    return model
+
+
+def set_to_work(
+    model: nn.Module, entries: Mapping[str, Tensor | NDArray[Any]], device: torch.device
+) -> None:
+    """Fill a skeleton with copies of these entries, on a device, for evaluation."""
     copies = {
         name: torch.tensor(item, device=device)
         if isinstance(item, np.ndarray)
@@ -158,7 +167,7 @@ def filled(
     }
     fill_module(model, copies)
     to_channels_last(model)
-    return model.eval()
+    model.eval()
 
 
 # Public data --------------------------------------------------------------------------------------

@@ -21,6 +21,11 @@ State = Mapping[str, Tensor]
 StateArrays = Mapping[str, NDArray[Any]]
 
 
+def copied(state: State) -> dict[str, Tensor]:
+    """Return copies of all entries, where they are and without gradients."""
+    return {name: item.detach().clone() for name, item in state.items()}
+
+
 def state_template(state: State) -> Template:
     """Return the shape and dtype of every entry; the module may live on the meta device."""
     return {

@@ -19,15 +19,14 @@ from models import (
     recalls,
     text_shape_of,
 )
-from models.memory_format import to_channels_last
 from models.skeleton import skeleton
 from strategies.base.options import ConfigError
 from strategies.base.rng import SERVER, derive_seed, isolated_torch_rng
 from strategies.base.run_config import RunConfig
 from strategies.base.server import NotScoredError, RegistrationError, ServerContext
-from strategies.base.state import fill_module
 from strategies.common.public import PublicItems
-from strategies.common.server_models import ServerPlace, matching_public
+from strategies.common.server_models import ServerPlace, matching_public, set_to_work
+from strategies.common.weights import copied
 from strategies.creamfl.contrast import IMAGES, TEXTS, Side
 from strategies.creamfl.learning import represented
 
@@ -101,17 +100,14 @@ def first_towers(context: ServerContext) -> dict[str, Tensor]:
     except ModelError as error:
         keys = "creamfl.server-image-model, creamfl.server-text-model"
         raise ConfigError(f"{keys}: {error}") from error
-    return {name: item.detach().clone() for name, item in model.state_dict().items()}
+    return copied(model.state_dict())
 
 
 def towers(context: ServerContext, entries: Mapping[str, Tensor]) -> PairModel:
     """Return the server's model with copies of these entries, on its device, evaluating."""
     with skeleton():
         model = _build(context)
-    device = ServerPlace(context.run).device
-    fill_module(model, {name: item.to(device, copy=True) for name, item in entries.items()})
-    to_channels_last(model)
-    model.eval()
+    set_to_work(model, entries, ServerPlace(context.run).device)
     return model
 
 
@@ -144,12 +140,17 @@ def held_out_pairs(context: ServerContext) -> NDArray[np.int32]:
                 f"{run.public_dataset}; set another public-dataset, or public-overlap='allowed' "
                 "to be scored on them all the same"
             )
-    return np.arange(run.public_size, run.public_size + count, dtype=np.int32)
+    return _after_the_public(context)
+
+
+def _after_the_public(context: ServerContext) -> NDArray[np.int32]:
+    first, count = context.run.public_size, context.config.held_out
+    return np.arange(first, first + count, dtype=np.int32)
 
 
 def recalls_on(context: ServerContext, model: PairModel) -> tuple[float, float]:
-    """Return R@1 image to text and text to image on the held-out pairs."""
-    rows = held_out_pairs(context)
+    """Return R@1 image to text and text to image on `held_out_pairs`, which were found before."""
+    rows = _after_the_public(context)
     sides = server_sides(context, model, len(rows))
     z = [represented(model, sides[name], rows) for name in (IMAGES, TEXTS)]
     return recalls(z[0], z[1], sides[TEXTS].items.raw(rows))
