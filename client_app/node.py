@@ -27,7 +27,7 @@ from models import assign_model, model_info, tokeniser_of
 from models.own_code import Refusal
 from strategies.base.client import ClientContext
 from strategies.base.options import ConfigError, unknown_key
-from strategies.base.parsing import parse_run_config, refuse_numbers, refuse_pairs
+from strategies.base.parsing import parse_run_config, refuse_unserved
 from strategies.base.run_config import DEVICE, NAME, RunConfig
 
 NODE_KEYS = (
@@ -140,9 +140,8 @@ def task_of(run: RunConfig, node: Mapping[str, object], client_id: int) -> TaskS
             "same images; leave task out, or choose a method for any task"
         )
     task = parse_task(str(own))
-    refuse_pairs(run.chosen_method, task, f"task = {own!r} in node-config")
     named = str(node.get("dataset", run.dataset))
-    refuse_numbers(run.chosen_method, task, named, f"task = {own!r} in node-config")
+    refuse_unserved(run.chosen_method, task, named, f"task = {own!r} in node-config")
     return task
 
 
@@ -176,7 +175,7 @@ def _data(
     if task is None and _dataset(run, node) in VECTOR_DATASETS:
         task = TaskSpec("classification", _dataset(run, node))
         key = f"dataset = {task.dataset!r} in node-config"
-        refuse_numbers(run.chosen_method, task, task.dataset, key)
+        refuse_unserved(run.chosen_method, task, task.dataset, key)
     if task is not None:
         return _task_data(run, node, task, model_name)
     return _image_data(run, node)

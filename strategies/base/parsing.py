@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from data import TEXT_DATASETS, VECTOR_DATASETS, DataError
@@ -80,13 +80,11 @@ def parse_run_config(values: Mapping[str, object]) -> RunConfig:
             f"with method {run.method!r}, whose clients all learn from one data set; methods for "
             f"any task: {', '.join(able)}"
         )
-    for task in tasks:
-        refuse_pairs(run.chosen_method, task, f"tasks = {run.tasks!r}")
-        refuse_numbers(run.chosen_method, task, run.dataset, f"tasks = {run.tasks!r}")
-    if not tasks:
-        task = TaskSpec("classification")
-        refuse_numbers(run.chosen_method, task, run.dataset, f"dataset = {run.dataset!r}")
-    _refuse_varied_numbers(run, tasks)
+    key = f"tasks = {run.tasks!r}" if tasks else f"dataset = {run.dataset!r}"
+    learned = tasks or (TaskSpec("classification"),)
+    for task in learned:
+        refuse_unserved(run.chosen_method, task, run.dataset, key)
+    _refuse_varied_numbers(run, learned)
     configs: dict[str, Any] = {
         m.name: parse_options(m.config, values, m.name + ".") for m in methods
     }
@@ -150,24 +148,8 @@ def _with_method_options(config: Any, run: RunConfig) -> Any:
     return dataclasses.replace(config, **{name: getattr(changed, name) for name in names})
 
 
-def refuse_pairs(method: Method, task: TaskSpec, key: str) -> None:
-    """Refuse pairs of images and captions with a method that is for one of both.
-
-    Raises
-    ------
-    ConfigError
-        Naming the key, given as "key = value", and the methods for them.
-    """
-    if task.task == "retrieval" and not method.pairs:
-        able = [name for name in method_names() if get_method(name).pairs]
-        raise ConfigError(
-            f"{key}: method {method.name!r} serves no retrieval, whose examples are pairs of an "
-            f"image and its caption; methods that do: {', '.join(able)}"
-        )
-
-
-def refuse_numbers(method: Method, task: TaskSpec, dataset: str, key: str) -> None:
-    """Refuse tables, series and numbers to be predicted with a method that cannot serve them.
+def refuse_unserved(method: Method, task: TaskSpec, dataset: str, key: str) -> None:
+    """Refuse a task whose examples or targets a method cannot work on.
 
     Parameters
     ----------
@@ -181,26 +163,27 @@ def refuse_numbers(method: Method, task: TaskSpec, dataset: str, key: str) -> No
     Raises
     ------
     ConfigError
-        Naming the key, and the methods for them.
+        Naming the key, and the methods that serve it.
     """
-    methods = [get_method(name) for name in method_names()]
+
+    def refuse(why: str, methods_that: str, serves: Callable[[Method], bool]) -> None:
+        able = [name for name in method_names() if serves(get_method(name))]
+        raise ConfigError(f"{key}: method {method.name!r} {why}; {methods_that}: {', '.join(able)}")
+
+    if task.task == "retrieval" and not method.pairs:
+        why = "serves no retrieval, whose examples are pairs of an image and its caption"
+        refuse(why, "methods that do", lambda m: m.pairs)
     if task.task == REGRESSION and not method.regression:
-        able = [m.name for m in methods if m.regression]
-        raise ConfigError(
-            f"{key}: method {method.name!r} works on classes, and a regression predicts a number; "
-            f"methods that do: {', '.join(able)}"
-        )
+        why = "works on classes, and a regression predicts a number"
+        refuse(why, "methods that do", lambda m: m.regression)
     if (task.dataset or dataset) in VECTOR_DATASETS and not method.reads_numbers:
-        able = [m.name for m in methods if m.reads_numbers]
         works = "needs public pictures" if method.public_data else "works on images"
-        raise ConfigError(
-            f"{key}: method {method.name!r} {works}, and these are numbers; methods for numbers: "
-            f"{', '.join(able)}"
-        )
+        why = f"{works}, and these are numbers"
+        refuse(why, "methods for numbers", lambda m: m.reads_numbers)
 
 
 def _refuse_varied_numbers(run: RunConfig, tasks: Sequence[TaskSpec]) -> None:
-    names = {task.dataset or run.dataset for task in tasks or (TaskSpec("classification"),)}
+    names = {task.dataset or run.dataset for task in tasks}
     if run.augment != "none" and names <= VECTOR_DATASETS.keys():
         raise ConfigError(
             f"augment = {run.augment!r}: expected none with {', '.join(sorted(names))}, which has "
