@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from data.schema import Column
 from data.spec import DataError
 from data.table_files import is_number
+from data.vectors import LARGEST
 
 MOST_CATEGORIES = 200
 """Most different words of a column that is used."""
 REACH = 10.0
 """Deviations from the mean at which standardised numbers are cut off."""
 
-_LARGEST = 1e150  # its square is still a number
 # Written for people: 1,234.5 or $12 or 7%. Python reads none of them as numbers.
 _FOR_PEOPLE = re.compile(r"[-+]?[$€£]?\s?\d{1,3}(,\d{3})*(\.\d+)?\s?[%$€£]?")
 _MOSTLY = 0.9
@@ -56,9 +56,7 @@ def plan_column(
     numbers = [is_number(cell) for cell in filled]
     if all(numbers):
         values = read_numbers(owner, name, cells, lines)
-        known = values[~np.isnan(values)]
-        scale = float(known.std())
-        return Column(name, float(known.mean()), scale if scale > 0 else 1.0, None, gaps), ""
+        return Column.of_numbers(name, values[~np.isnan(values)], gaps=gaps), ""
     _refuse_near_numbers(owner, name, cells, lines, sum(numbers) / len(filled))
     words = sorted(set(filled))
     if len(words) > MOST_CATEGORIES or (len(words) > 20 and 2 * len(words) > len(filled)):
@@ -109,10 +107,10 @@ def read_numbers(
     for place, cell in enumerate(cells):
         if not cell:
             continue
-        if not is_number(cell) or not abs(float(cell)) < _LARGEST:
+        if not is_number(cell) or not abs(float(cell)) < LARGEST:
             raise DataError(
                 f"{owner}, line {lines[place]}: column {name!r} is {cell!r:.40} and has numbers "
-                f"up to {_LARGEST:g}; mend the cell, or leave it empty."
+                f"up to {LARGEST:g}; mend the cell, or leave it empty."
             )
         values[place] = float(cell)
     return values

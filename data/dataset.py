@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from data.cache import cache_root, fetch_entry
 from data.image_dataset import Dataset, ImageDataset
 from data.raw import RawImages
 from data.spec import VECTOR_DATASETS, DataError, DataSpec
+from data.train_and_test import files_stamp
 from data.vector_files import read_vectors, write_vectors
 from data.vectors import VectorDataset, Vectors
 
@@ -168,8 +169,7 @@ _STAMPS: dict[str, Callable[[Path | None], str]] = {
     "voc": voc.list_stamp,
     "coco": coco.annotation_stamp,
     "tsv": texts.file_stamp,
-    "tabular": tabular.file_stamp,
-    "series": series.file_stamp,
+    **{name: partial(files_stamp, name=name) for name in VECTOR_DATASETS},
 }
 
 

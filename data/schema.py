@@ -12,7 +12,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from data.spec import DataError
 from data.targets import Target
@@ -44,6 +47,12 @@ class Column:
     scale: float = 1.0
     categories: tuple[str, ...] | None = None
     gaps: bool = False
+
+    @classmethod
+    def of_numbers(cls, name: str, known: NDArray[np.float64], *, gaps: bool = False) -> Self:
+        """Return a column that is standardised by these numbers (n,); a constant has scale 1."""
+        scale = float(known.std())
+        return cls(name, float(known.mean()), scale if scale > 0 else 1.0, None, gaps)
 
     @property
     def width(self) -> int:

@@ -21,13 +21,9 @@ from data.column_plan import REACH
 from data.raw import split_without_official_test
 from data.schema import FILE, Column, Schema, read_schema
 from data.spec import DataError
-from data.stamps import stamp_of
-from data.tabular import find_files
 from data.targets import agree_on, find_labels
-from data.vectors import Vectors
-
-SUFFIXES = (".npz",)
-_LARGEST = 1e150
+from data.train_and_test import find_files
+from data.vectors import LARGEST, Vectors
 
 
 def series(data_dir: Path | None, label_column: str = "", group_column: str = "") -> Vectors:
@@ -59,19 +55,13 @@ def series_schema(data_dir: Path, label_column: str = "") -> Schema:
     return _Reading(data_dir, label_column, "", anew=True).schema
 
 
-def file_stamp(data_dir: Path | None) -> str:
-    """Summarise the files' state, so that a change gives another summary."""
-    files = [path for path in find_files(data_dir, "series", SUFFIXES) if path]
-    return stamp_of(files[0].parent, [*files, files[0].parent / FILE])
-
-
 class _Reading:
     """One reading of the files: windows, labels, training rows, schema."""
 
     def __init__(
         self, data_dir: Path | None, label_column: str, group_column: str, *, anew: bool = False
     ) -> None:
-        train, test = find_files(data_dir, "series", SUFFIXES)
+        train, test = find_files(data_dir, "series")
         self.given = None if anew else read_schema(train.parent)
         self.paths = [path for path in (train, test) if path is not None]
         parts = [_arrays(path) for path in self.paths]
@@ -112,7 +102,7 @@ class _Reading:
         )
 
     def _check_values(self) -> None:
-        odd = np.isinf(self.windows) | (np.abs(self.windows) > _LARGEST)
+        odd = np.isinf(self.windows) | (np.abs(self.windows) > LARGEST)
         if odd.any():
             row, channel, step = map(int, np.argwhere(odd)[0])
             raise DataError(
@@ -128,10 +118,7 @@ class _Reading:
             known = known[~np.isnan(known)]
             if not len(known):
                 raise DataError(f"series: channel {channel} of {owner} has no value at all.")
-            scale = float(known.std())
-            columns.append(
-                Column(f"channel {channel}", float(known.mean()), scale if scale > 0 else 1.0)
-            )
+            columns.append(Column.of_numbers(f"channel {channel}", known))
         return Schema(tuple(columns), agree_on(owner, self.label, self.found, rows))
 
     def _said(self, cut: int) -> list[str]:

@@ -230,14 +230,8 @@ class PairSplit(TaskSplit):
     Labels stay those of the dataset, for partitions and counts; nothing is learned of them.
     """
 
-    @cached_property
-    def labels(self) -> NDArray[np.int64]:
-        """Labels by position, (n,)."""
-        return self.dataset.labels[self.indices]
-
-    def class_counts(self) -> dict[int, int]:
-        """Count examples by label; labels without an example are absent."""
-        return Split.class_counts(self)
+    labels = Split.labels
+    class_counts = Split.class_counts
 
     def batch(self, positions: Sequence[int] | NDArray[np.int64] | Tensor) -> tuple[Tensor, Tensor]:
         """Gather pairs.
@@ -256,10 +250,8 @@ class PairSplit(TaskSplit):
         """
         import torch
 
-        rows = self.indices[np.asarray(positions, dtype=np.int64)]
-        tokens = torch.from_numpy(self.targets[rows])
-        pixels = torch.from_numpy(self.inputs[rows]).reshape(len(rows), -1)
-        return torch.cat([tokens, pixels.long()], dim=1), tokens
+        images, tokens = super().batch(positions)
+        return torch.cat([tokens, images.flatten(1).long()], dim=1), tokens
 
 
 def mask_presence(

@@ -17,10 +17,9 @@ from data.columns import LABEL_NAMES
 from data.raw import split_without_official_test
 from data.schema import FILE, Column, Schema, read_schema
 from data.spec import DataError
-from data.stamps import stamp_of
-from data.standard_places import standard_places
-from data.table_files import SUFFIXES, Cells, read_cells
+from data.table_files import Cells, read_cells
 from data.targets import Found, agree_on, find_labels
+from data.train_and_test import find_files
 from data.vectors import Vectors
 
 _LABELS = LABEL_NAMES | {"y", "species", "outcome"}
@@ -60,59 +59,13 @@ def table_schema(data_dir: Path, label_column: str = "") -> Schema:
     return _Reading(data_dir, label_column, "", anew=True).schema
 
 
-def file_stamp(data_dir: Path | None) -> str:
-    """Summarise the files' state, so that a change gives another summary."""
-    files = [path for path in find_files(data_dir, "tabular", SUFFIXES) if path]
-    return stamp_of(files[0].parent, [*files, files[0].parent / FILE])
-
-
-def find_files(
-    data_dir: Path | None, name: str, suffixes: tuple[str, ...]
-) -> tuple[Path, Path | None]:
-    """Return the training file and the test file, if there is one.
-
-    Raises
-    ------
-    DataError
-        If there is none, or it is not clear which is meant.
-    """
-    if data_dir is not None and data_dir.is_file():
-        return data_dir, None
-    places = [data_dir] if data_dir is not None else standard_places()
-    for place in places:
-        for folder in (place, place / name) if data_dir is not None else (place / name,):
-            files = sorted(p for p in _listed(folder) if p.suffix.lower() in suffixes)
-            train = [p for p in files if p.stem.lower() in ("train", "training")]
-            test = [p for p in files if p.stem.lower() in ("test", "testing")]
-            if len(train) > 1 or len(test) > 1 or (files and not train and len(files) > 1):
-                names = ", ".join(p.name for p in files[:_SHOWN])
-                raise DataError(
-                    f"{name}: {folder} has {names}; name the training file train{suffixes[0]} and "
-                    f"the test file test{suffixes[0]}, or set data-dir to one file."
-                )
-            if train or (files and not test):
-                return (train or files)[0], test[0] if test else None
-    looked = ", ".join(str(place) for place in places)
-    raise DataError(
-        f"{name}: no train{suffixes[0]} found in {looked} or a sub-folder {name}; set data-dir to "
-        f"a folder with train{suffixes[0]} and, optionally, test{suffixes[0]}, or to one file "
-        f"({', '.join(suffixes)})."
-    )
-
-
-def _listed(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    return [p for p in folder.iterdir() if p.is_file() and not p.name.startswith(".")]
-
-
 class _Reading:
     """One reading of a table's files: cells, labels, training rows, schema."""
 
     def __init__(
         self, data_dir: Path | None, label_column: str, group_column: str, *, anew: bool = False
     ) -> None:
-        train, test = find_files(data_dir, "tabular", SUFFIXES)
+        train, test = find_files(data_dir, "tabular")
         self.given = None if anew else read_schema(train.parent)
         tables = [read_cells(path, label_column) for path in (train, test) if path is not None]
         self.tables, self.notes = tables, [""]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from data.labels import class_names_of, label_key
 from data.spec import DataError
 from data.table_files import is_number
-from data.vectors import Quantity
+from data.vectors import LARGEST, Quantity
 
 MOST_CLASSES = 1000
 """Most classes of a table; more are names or numbers in the label's place."""
@@ -134,8 +134,9 @@ def _numbers(owner: str, name: str, texts: Sequence[str]) -> NDArray[np.float64]
     if not all(map(is_number, texts)):
         return None
     values = np.array([float(text) for text in texts])
-    if not (np.abs(values) < 1e150).all():
-        odd = texts[int(np.flatnonzero(~(np.abs(values) < 1e150))[0])]
+    sound = np.abs(values) < LARGEST
+    if not sound.all():
+        odd = texts[int(np.flatnonzero(~sound)[0])]
         raise DataError(f"{owner}: the label {name!r} is {odd!r} in a row; mend or remove it.")
     return values
 

@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 
 from data.image_dataset import Dataset
 
+LARGEST = 1e150
+"""Numbers stay below it, so that their squares are still numbers."""
+
 
 @dataclass(frozen=True)
 class Quantity:
