@@ -51,33 +51,44 @@ class Accuracy:
         return int(self._hits) / self._count if self._hits is not None else None
 
 
-class MeanAveragePrecision:
-    """Mean over classes of the average precision, of classes that have a positive example.
-
-    The average precision of a class is the sum over its ranked examples of precision times the
-    gain in recall, without interpolation.
-    """
+class _OfAll:
+    """A score that needs all outputs and targets at once."""
 
     def __init__(self) -> None:
-        self._scores: list[Tensor] = []
+        self._outputs: list[Tensor] = []
         self._targets: list[Tensor] = []
 
     def add(self, outputs: Tensor, targets: Tensor) -> None:
-        """Take in class scores (N, C) and presence (N, C)."""
-        self._scores.append(outputs.float().cpu())
+        """Take in a batch."""
+        self._outputs.append(outputs.float().cpu())
         self._targets.append(targets.cpu())
 
     def value(self) -> float | None:
-        """Return the mean; None if no class has a positive example."""
-        if not self._scores:
+        """Return the score; None without an example, or where it is undefined."""
+        if not self._outputs:
             return None
+        return self._score(torch.cat(self._outputs), torch.cat(self._targets))
+
+    def _score(self, outputs: Tensor, targets: Tensor) -> float | None:
+        raise NotImplementedError
+
+
+class MeanAveragePrecision(_OfAll):
+    """Mean over classes of the average precision, of classes that have a positive example.
+
+    The average precision of a class is the sum over its ranked examples of precision times the
+    gain in recall, without interpolation. Of class scores (N, C) and presence (N, C); undefined if
+    no class has a positive example.
+    """
+
+    def _score(self, outputs: Tensor, targets: Tensor) -> float | None:
         from sklearn.metrics import average_precision_score
 
-        scores, targets = torch.cat(self._scores).numpy(), torch.cat(self._targets).numpy()
+        scores, present = outputs.numpy(), targets.numpy()
         values = []
-        for c in np.flatnonzero((targets == 1).any(axis=0)):
-            known = targets[:, c] != IGNORE
-            values.append(average_precision_score(targets[known, c] == 1, scores[known, c]))
+        for c in np.flatnonzero((present == 1).any(axis=0)):
+            known = present[:, c] != IGNORE
+            values.append(average_precision_score(present[known, c] == 1, scores[known, c]))
         return float(np.mean(values)) if values else None
 
 
@@ -110,50 +121,31 @@ class MeanIoU:
         return float((both[present] / union[present]).mean()) if present.any() else None
 
 
-class Recall:
-    """Mean of R@1 from image to text and from text to image, among all pairs at once."""
+class Recall(_OfAll):
+    """Mean of R@1 from image to text and from text to image, among all pairs at once.
 
-    def __init__(self) -> None:
-        self._outputs: list[Tensor] = []
-        self._captions: list[Tensor] = []
-
-    def add(self, outputs: Tensor, targets: Tensor) -> None:
-        """Take in the representations of images and texts side by side (N, 2d), and tokens."""
-        self._outputs.append(outputs.float().cpu())
-        self._captions.append(targets.cpu())
-
-    def value(self) -> float | None:
-        """Return the mean, see `models.recalls`; None without a pair."""
-        if not self._outputs:
-            return None
-        images, texts = torch.cat(self._outputs).chunk(2, dim=1)
-        return sum(recalls(images, texts, torch.cat(self._captions))) / 2
-
-
-class ExplainedVariance:
-    """R2: 1 - sum of squared errors / sum of squared distances to the examples' own mean.
-
-    1 is perfect, 0 as good as that mean, and worse predictions are below 0.
+    Of the representations of images and texts side by side (N, 2d), and tokens of captions (N, L);
+    see `models.recalls`.
     """
 
-    def __init__(self) -> None:
-        self._outputs: list[Tensor] = []
-        self._targets: list[Tensor] = []
+    def _score(self, outputs: Tensor, targets: Tensor) -> float:
+        images, texts = outputs.chunk(2, dim=1)
+        return sum(recalls(images, texts, targets)) / 2
 
-    def add(self, outputs: Tensor, targets: Tensor) -> None:
-        """Take in predictions (N, 1) and numbers (N,)."""
-        self._outputs.append(outputs.squeeze(1).double().cpu())
-        self._targets.append(targets.double().cpu())
 
-    def value(self) -> float | None:
-        """Return R2; None for one example, or if all numbers are the same."""
-        if not self._outputs:
+class ExplainedVariance(_OfAll):
+    """R2: 1 - sum of squared errors / sum of squared distances to the examples' own mean.
+
+    1 is perfect, 0 as good as that mean, and worse predictions are below 0. Of predictions (N, 1)
+    and numbers (N,); undefined for one example, or if all numbers are the same.
+    """
+
+    def _score(self, outputs: Tensor, targets: Tensor) -> float | None:
+        predicted, numbers = outputs.squeeze(1).double(), targets.double()
+        spread = (numbers - numbers.mean()).square().sum()
+        if len(numbers) < 2 or not spread > 0:
             return None
-        outputs, targets = torch.cat(self._outputs), torch.cat(self._targets)
-        spread = (targets - targets.mean()).square().sum()
-        if len(targets) < 2 or not spread > 0:
-            return None
-        return float(1 - (outputs - targets).square().sum() / spread)
+        return float(1 - (predicted - numbers).square().sum() / spread)
 
 
 class AbsoluteError:
