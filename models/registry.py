@@ -25,6 +25,11 @@ HOW_TO_LIST = "list all models with `wildflower models`, or `python -m models`"
 
 MODALITIES = ("image", "text", "table", "series")
 """What a model can read."""
+IN_WORDS = {
+    "image": "images", "text": "text", "table": "tables", "series": "time series",
+    "pair": "images and text",
+}  # fmt: skip
+"""How messages name it."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from models.base import Backbone, InputShape, ModelError, Shape, SplitModel
 from models.build import modality_of
 from models.cnn import ConvNet
 from models.mapping import build_mapping
-from models.registry import model_info
+from models.registry import IN_WORDS, model_info
 
 SMALL_MODELS = ("cnn5", "cnn1", "fedavgcnn")
 """Accepted kinds for images; the first is the default."""
@@ -80,8 +80,7 @@ def build_small_model(kind: str, shape: Shape, width: int) -> SplitModel:
         raise ModelError(f"small model {kind!r}: width={width!r}, must be 1 or more")
     reads = model_info(kind).modality
     if reads != modality_of(shape):
-        reads = {"image": "images", "table": "tables", "series": "time series"}.get(reads, reads)
-        raise ModelError(f"small model {kind!r} reads {reads}, the data has {shape}")
+        raise ModelError(f"small model {kind!r} reads {IN_WORDS[reads]}, the data has {shape}")
     if not isinstance(shape, InputShape):
         narrowed = Narrowed(model_info(kind).factory(shape), width)  # type: ignore[arg-type]
         return _wrapped(kind, narrowed, width, width, shape.num_classes)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from models.base import ModelError, PairShape, SeriesShape, Shape, TableShape
 from models.build import build_backbone, modality_of, private_stream, try_backbone
-from models.registry import list_models, model_info
+from models.registry import IN_WORDS, list_models, model_info
 
 MODALITY_OF: dict[str, str] = {
     "classification": "image",
@@ -195,12 +195,6 @@ def build_task_model(
     return model
 
 
-_READS = {
-    "image": "images", "text": "text", "pair": "images and text", "table": "tables",
-    "series": "time series",
-}  # fmt: skip
-
-
 def _check_fit(name: str, reads: str, task: str, kind: str, shape: Shape | PairShape) -> None:
     """Refuse a model or a shape of the wrong modality."""
     if kind not in MODALITY_OF:
@@ -210,10 +204,10 @@ def _check_fit(name: str, reads: str, task: str, kind: str, shape: Shape | PairS
     given = "pair" if isinstance(shape, PairShape) else modality_of(shape)
     numbers = kind in _OF_NUMBERS and isinstance(shape, TableShape | SeriesShape)
     wanted = given if numbers else MODALITY_OF[kind]
-    has = _READS[wanted]
+    has = IN_WORDS[wanted]
     if reads != wanted:
         raise ModelError(
-            f"model {name!r} reads {_READS[reads]}, task {task} has {has}; choose a model for "
+            f"model {name!r} reads {IN_WORDS[reads]}, task {task} has {has}; choose a model for "
             f"{has}, such as {', '.join(_examples(wanted))}"
         )
     if given != wanted:

@@ -19,7 +19,7 @@ from deploy.fleet.description import Device, Files, Fleet, Tls, is_loopback
 from deploy.fleet.fleet_file import read_fleet
 from deploy.fleet.renewal_units import renewal_units
 from deploy.fleet.superlink_program import PROGRAM as SUPERLINK_PROGRAM
-from deploy.fleet.units import ENVIRONMENT, STATE, USER, unit_text
+from deploy.fleet.units import ENVIRONMENT, STATE, STOP_SECONDS, USER, unit_text
 from strategies.base.options import ConfigError
 
 PLACE = STATE / "wildflower"
@@ -33,9 +33,12 @@ Flower refuses a node that it still believes online, for up to
 through without haste.
 """
 
-SUPERLINK_STOP_SECONDS = 5.0
-"""Before it is killed: by itself it waits for its open connections longer than a minute, which is
-how long a run waits for it to be back. What it must not lose is in its database."""
+STOP = {"superlink": 5.0}
+"""Seconds before a unit is killed, if not `STOP_SECONDS`.
+
+By itself the SuperLink waits for its open connections longer than a minute, which is how long a run
+waits for it to be back. What it must not lose is in its database.
+"""
 
 APP_MEMORY = "75%"
 MEMORY = {"superlink": "50%", "superexec": APP_MEMORY, "proxy": "10%"}
@@ -204,7 +207,7 @@ def server_unit(
             writable=sorted(o for o in outputs if o[:1] == "/") if name == "superexec" else [],
             low_port=name != "superexec" and 0 < fleet.server.port < 1024,
             memory=MEMORY[name],
-            stop_seconds=SUPERLINK_STOP_SECONDS if name == "superlink" else 30.0,
+            stop_seconds=STOP.get(name, STOP_SECONDS),
             starts_apps=name == "superexec",
         )
     return units

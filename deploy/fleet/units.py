@@ -14,6 +14,8 @@ ENVIRONMENT = Path("/opt/wildflower")
 """The virtual environment in which wildflower is installed on a machine that runs units."""
 
 USER = "wildflower"
+STOP_SECONDS = 30.0
+"""How long a service may take to end before it is killed."""
 
 # Left out on purpose: MemoryDenyWriteExecute (code made at run time by torch), PrivateDevices and
 # ProtectClock (both close the devices of a GPU), SystemCallFilter (differs between CUDA versions).
@@ -76,7 +78,7 @@ def unit_text(
     environment: Path = ENVIRONMENT,
     user: str = USER,
     restart_seconds: float = 2.0,
-    stop_seconds: float = 30.0,
+    stop_seconds: float = STOP_SECONDS,
     writable: Sequence[str] = (),
     needed: Sequence[str] = (),
     low_port: bool = False,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from server_app.records.run_reader import RunRecords
     from strategies.base.method import Method
 
@@ -14,11 +16,15 @@ SCORE_PHASE = "server"
 
 def server_scores(run: RunRecords) -> dict[str, dict[int, float]]:
     """Return what the server measured of its own model: by name, the value in every round."""
-    rows = run.server_metrics[run.server_metrics["phase"] == SCORE_PHASE]
+    rows = _rows(run)
     found: dict[str, dict[int, float]] = {}
     for name, number, value in zip(rows["metric"], rows["round"], rows["value"], strict=True):
         found.setdefault(name, {})[int(number)] = float(value)
     return {name: dict(sorted(values.items())) for name, values in sorted(found.items())}
+
+
+def _rows(run: RunRecords) -> pd.DataFrame:
+    return run.server_metrics[run.server_metrics["phase"] == SCORE_PHASE]
 
 
 def server_score(run: RunRecords, method: Method) -> dict[str, Any] | None:
@@ -32,11 +38,10 @@ def server_score(run: RunRecords, method: Method) -> dict[str, Any] | None:
     if not values:
         return None
     best = max(values, key=lambda number: values[number])
-    rows = run.server_metrics[run.server_metrics["phase"] == SCORE_PHASE]
     return {
         "metric": method.server_score,
         "on": method.server_scored_on,
-        "examples": int(rows["examples"].iloc[-1]),
+        "examples": int(_rows(run)["examples"].iloc[-1]),
         "final": values[max(values)],
         "final_round": max(values),
         "best": values[best],
