@@ -102,7 +102,8 @@ class Transport:
     def __init__(self, grid: Grid, limit: ReplyLimit | None = None) -> None:
         self.grid = grid
         self._limit = limit if limit is not None and limit.applies else None
-        self._longest = LONGEST_SIMULATED_POLL if is_simulation(grid) else LONGEST_POLL
+        self._simulated = is_simulation(grid)
+        self._longest = LONGEST_SIMULATED_POLL if self._simulated else LONGEST_POLL
         process_end.listen()
         self._out: dict[str, Sent] = {}
         self._arrived: deque[Answer] = deque()
@@ -176,7 +177,10 @@ class Transport:
             if sent is None:
                 continue  # answered twice, or given up on
             if message.has_error():
-                self._arrived.append(Answer(sent, None, reason_of(message)))
+                reason = reason_of(message)
+                if self._simulated:  # a device may say of itself what it likes
+                    process_end.stop_if_without_ray(reason)
+                self._arrived.append(Answer(sent, None, reason))
             else:
                 self._arrived.append(Answer(sent, message, None))
 

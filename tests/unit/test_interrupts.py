@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
+import types
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,10 @@ from flwr.supercore.run import RunNotRunningException
 
 import server_app.rounds.in_process
 from deploy.cli import main
+from deploy.contract.runs import TINY
 from server_app.records.run_directory import early_end
-from server_app.rounds import process_end
+from server_app.rounds import process_end, transport
+from server_app.rounds.exchange import RunError
 from server_app.rounds.in_process import InProcessGrid
 from strategies.base.messages import CONTROL
 from strategies.base.options import ConfigError
@@ -55,6 +60,21 @@ class ToldToEnd(Stopped):
     def _answer(self, message: Message) -> Message:
         if process_end._TOLD.is_set():
             return Message(Error(3, "the worker died"), reply_to=message)
+        return super()._answer(message)
+
+
+class LeavesRay(Stopped):
+    """Ray's own handler of the signal takes the workers down; Flower's are not asked."""
+
+    leaving = False
+
+    def stop(self) -> None:
+        self.leaving = True
+
+    def _answer(self, message: Message) -> Message:
+        if self.leaving:
+            reason = f"The actor is dead because {process_end.OWNER_DIED}. Owner Id: 01000000ff"
+            return Message(Error(3, reason), reply_to=message)
         return super()._answer(message)
 
 
@@ -110,6 +130,33 @@ def test_clients_that_end_with_the_process_are_no_failures_of_a_round(
     resumed = run_federation(tmp_path / "cut", 3, num_rounds=3, resume="run")
     whole = run_federation(tmp_path / "whole", 3, num_rounds=3)
     assert resumed.text("metrics.csv") == whole.text("metrics.csv")
+
+
+def test_workers_that_end_with_ray_are_no_failures_of_a_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a simulation; a device that says so has failed like any other."""
+    with pytest.raises(RunError, match=r"round 3: none of 3 participants .*its owner has died"):
+        run_federation(tmp_path / "devices", 3, num_rounds=3, grid_class=LeavesRay, **TINY)
+    devices = Outcome(tmp_path / "devices" / "run")
+    assert [row["round"] for row in devices.rows("failures")] == ["3"] * 3
+    monkeypatch.setattr(transport, "is_simulation", lambda grid: True)
+    with pytest.raises(SystemExit):
+        run_federation(tmp_path / "cut", 3, num_rounds=3, grid_class=LeavesRay, **TINY)
+    left = Outcome(tmp_path / "cut" / "run")
+    assert left.config["status"] == "interrupted"
+    assert [row["round"] for row in left.rows("rounds")] == ["1", "2"]
+    assert left.rows("failures") == []
+
+
+@pytest.mark.parametrize(("connected", "ends"), [(True, False), (False, True)])
+def test_a_failure_after_ray_is_gone_is_none(
+    connected: bool, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = types.SimpleNamespace(is_initialized=lambda: connected)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    with pytest.raises(SystemExit) if ends else nullcontext():
+        process_end.stop_if_without_ray("ValueError: boom")
 
 
 def test_a_completed_run_that_goes_on_has_no_summary_until_it_ends(tmp_path: Path) -> None:
