@@ -15,13 +15,15 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from data.image_dataset import ImageDataset
+from deploy.attack.attacker import Attacker, Seek
+from deploy.attack.auxiliary import Auxiliary
 from deploy.attack.labels import LabelsTold, labels_told
 from deploy.attack.scores import Score, score
-from deploy.attack.targets import Target, targets_of
+from deploy.attack.targets import Target
 from deploy.attack.victims import Scene, Victim
 from deploy.attack.white_box import WhiteBox, of_equal_norm
 from strategies.base.files import replacing
+from strategies.base.options import ConfigError
 from strategies.base.rng import numpy_generator, torch_generator
 
 ATTACK = "attack"
@@ -40,17 +42,18 @@ class Plan:
         At most so many vectors, drawn over all clients.
     seed : int
         Of the draw, the first images and the controls.
-    white_box : WhiteBox
-        The attacker.
+    attacker : Attacker
+        Who attacks.
     """
 
     vectors: int = 100
     seed: int = 0
-    white_box: WhiteBox = dataclasses.field(default_factory=WhiteBox)
+    attacker: Attacker = dataclasses.field(default_factory=WhiteBox)
 
     def folder(self, scene: Scene) -> Path:
         """Return where the images found are kept: another plan, or another uplink, has another."""
-        about = [dataclasses.asdict(self), scene.records.info.get("token"), scene.round]
+        own = {**dataclasses.asdict(self), "name": self.attacker.name}
+        about = [own, scene.records.info.get("token"), scene.round]
         digest = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:8]
         return scene.directory / ATTACK / f"round-{scene.round:05d}-{digest}"
 
@@ -99,7 +102,7 @@ def attack(scene: Scene, plan: Plan, say: Say = lambda text: None) -> Findings:
     Raises
     ------
     ConfigError
-        The run cannot be attacked, see `Scene` and `targets_of`.
+        The run cannot be attacked, see `Scene` and `Attacker.targets`.
     """
     chosen, sent = _choose(scene, plan)
     results: list[Result] = []
@@ -107,8 +110,10 @@ def attack(scene: Scene, plan: Plan, say: Say = lambda text: None) -> Findings:
     for place, client in enumerate(scene.clients):
         victim = scene.victim(client)
         data = victim.context.data
-        told.append(labels_told(client, victim.uplink, victim.labels, data.num_classes))
-        targets = targets_of(victim.uplink, victim.labels)
+        told.append(
+            labels_told(client, victim.uplink, victim.labels, data.num_classes, victim.received)
+        )
+        targets = plan.attacker.targets(victim)
         picked = [targets[i] for i in chosen[client]]
         if picked:
             here = functools.partial(_say_where, say, client, place + 1, len(scene.clients))
@@ -122,12 +127,16 @@ def _say_where(say: Say, client: int, place: int, count: int, text: str) -> None
 
 def _choose(scene: Scene, plan: Plan) -> tuple[dict[int, list[int]], int]:
     """Return which vectors of every client are attacked, and how many there are in all."""
-    nobody = np.empty(0, np.int64)  # how many vectors there are does not depend on labels
     everything = [
         (client, i)
         for client in scene.clients
-        for i in range(len(targets_of(scene.payloads.read(scene.round, client), nobody)))
+        for i in range(len(plan.attacker.targets(scene.victim(client))))
     ]
+    if not everything:
+        raise ConfigError(
+            f"round {scene.round}: no client sent a vector that is of images of its own; attack "
+            "another round"
+        )
     generator = numpy_generator(plan.seed, "attack", scene.round, "vectors")
     order = generator.permutation(len(everything))[: plan.vectors]
     chosen: dict[int, list[int]] = {client: [] for client in scene.clients}
@@ -140,19 +149,22 @@ def _attack_client(
     scene: Scene, plan: Plan, victim: Victim, targets: list[Target], say: Say
 ) -> list[Result]:
     client = victim.context.client_id
-    vectors = np.stack([target.vector for target in targets])
+    sent = targets[:1] if plan.attacker.joint else targets
+    vectors = np.stack([target.vector for target in sent])
+    known = Auxiliary(victim.context)
     path = plan.folder(scene) / f"client-{client:05d}.safetensors"
     found = _kept(path)
     if found is None:
         directions = numpy_generator(plan.seed, client, scene.round, "random vectors")
-        inverted = functools.partial(_invert, plan, victim, targets[0].output, scene.round)
+        prepared = torch_generator(plan.seed, client, scene.round, "prepare")
+        seek = plan.attacker.against(victim, targets, known, prepared)
+        inverted = functools.partial(_invert, plan, seek, client, scene.round)
         found = {
             ATTACK: inverted(vectors, ATTACK, say),
             CONTROLS[0]: inverted(of_equal_norm(vectors, directions), CONTROLS[0], say),
         }
         with replacing(path) as partial:
             save_file(found, partial)
-    known = _Auxiliary(victim)
     draws = numpy_generator(plan.seed, client, scene.round, "images of the class")
     results = []
     for i, target in enumerate(targets):
@@ -177,55 +189,20 @@ def _kept(path: Path) -> dict[str, NDArray[np.uint8]] | None:
 
 
 def _invert(
-    plan: Plan, victim: Victim, output: str, number: int, vectors: NDArray[np.float32],
+    plan: Plan, seek: Seek, client: int, number: int, vectors: NDArray[np.float32],
     purpose: str, say: Say,
 ) -> NDArray[np.uint8]:  # fmt: skip
-    client = victim.context.client_id
     generator = torch_generator(plan.seed, client, number, purpose)
-    shape = victim.images.shape[1:]
-    parts = []
+    steps, parts = plan.attacker.steps, []
     for start in range(0, len(vectors), BATCH):
         batch = vectors[start : start + BATCH]
 
         def progress(step: int, done: int = start, size: int = len(batch)) -> None:
-            if step % 200 == 0 or step == plan.white_box.steps:
+            if step % 200 == 0 or step == steps:
                 say(
                     f"{purpose}, vectors {done + 1} to {done + size} of {len(vectors)}, step "
-                    f"{step} of {plan.white_box.steps}"
+                    f"{step} of {steps}"
                 )
 
-        parts.append(
-            plan.white_box.invert(
-                victim.model, output, batch, (shape[0], shape[1], shape[2]), generator, progress
-            )
-        )
+        parts.append(seek(batch, generator, progress))
     return np.concatenate(parts)
-
-
-class _Auxiliary:
-    """Images of the same data set that a client does not train on.
-
-    Attributes
-    ----------
-    mean : NDArray[np.uint8]
-        (C, H, W) their mean.
-    """
-
-    def __init__(self, victim: Victim) -> None:
-        data = victim.context.data
-        assert isinstance(data.dataset, ImageDataset)  # `Victim` has images
-        self._images, self._labels = data.dataset.images, data.dataset.labels
-        self._rows = np.setdiff1d(np.arange(len(self._labels)), data.train.indices)
-        total = np.zeros(self._images.shape[1:])
-        for start in range(0, len(self._rows), 1024):
-            block = self._images[self._rows[start : start + 1024]]
-            total += block.sum(axis=0, dtype=np.float64)
-        self.mean: NDArray[np.uint8] = np.rint(total / len(self._rows)).astype(np.uint8)
-
-    def image_of(self, label: int, generator: np.random.Generator) -> NDArray[np.uint8]:
-        """Draw an image of a class; of any class where there is none of it."""
-        alike = self._rows[self._labels[self._rows] == label]
-        image: NDArray[np.uint8] = self._images[
-            generator.choice(alike if len(alike) else self._rows)
-        ]
-        return image

@@ -13,7 +13,10 @@ from strategies.base.options import ConfigError
 
 if TYPE_CHECKING:
     from deploy.attack.attack import Plan, Say
+    from deploy.attack.attacker import Attacker
+    from deploy.attack.victims import Scene
 
+ATTACKERS = ("white-box", "decoder", "update", "membership")
 EXAMPLE = "wildflower attack ~/wildflower/RUN-NAME --vectors 100"
 
 
@@ -31,8 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="attack at most so many vectors, drawn over all clients (default: 100)",
     )  # fmt: skip
     parser.add_argument(
+        "--attacker", choices=ATTACKERS, default="white-box",
+        help="how images are sought: by the client's model, by a decoder learned from other "
+        "images, or in a change of weights; membership asks instead which images were trained on "
+        "(default: white-box)",
+    )  # fmt: skip
+    parser.add_argument(
         "--steps", type=_count, default=2000, metavar="N",
-        help="steps of the attack on each (default: 2000)",
+        help="steps of the attack on each; a decoder takes none (default: 2000)",
     )  # fmt: skip
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="of all draws (default: 0)"
@@ -46,10 +55,11 @@ def execute(options: argparse.Namespace) -> int:
     from deploy.attack.attack import Plan, attack
     from deploy.attack.output import text_of, write_csv, write_page
     from deploy.attack.victims import Scene
-    from deploy.attack.white_box import WhiteBox
 
     scene = Scene.of(options.directory.expanduser(), options.round)
-    plan = Plan(options.vectors, options.seed, WhiteBox(steps=options.steps))
+    if options.attacker == "membership":
+        return _membership(scene, options.seed)
+    plan = Plan(options.vectors, options.seed, _attacker(options.attacker, options.steps))
     print(_announced(scene.directory.name, scene.round, plan), flush=True)
     findings = attack(scene, plan, _sayer())
     models = {client.client: client.model for client in scene.records.clients}
@@ -61,10 +71,33 @@ def execute(options: argparse.Namespace) -> int:
     return 0
 
 
+def _attacker(name: str, steps: int) -> Attacker:
+    from deploy.attack.decoder import Decoder
+    from deploy.attack.update import UpdateInversion
+    from deploy.attack.white_box import WhiteBox
+
+    if name == Decoder.name:
+        return Decoder()
+    return UpdateInversion(steps=steps) if name == UpdateInversion.name else WhiteBox(steps=steps)
+
+
+def _membership(scene: Scene, seed: int) -> int:
+    from deploy.attack.membership import infer_membership
+    from deploy.attack.membership_output import text_of, write_csv
+
+    found = infer_membership(scene, seed)
+    path = scene.directory / "attack" / f"round-{scene.round:05d}-membership-seed-{seed}.csv"
+    write_csv(path, found)
+    print(text_of(found))
+    print(f"table: {path}")
+    return 0
+
+
 def _announced(name: str, number: int, plan: Plan) -> str:
     return (
-        f"attacking round {number} of {name}: white box, {plan.white_box.steps} steps, at most "
-        f"{plan.vectors} vectors, seed {plan.seed}; the images found are as private as the data"
+        f"attacking round {number} of {name}: {plan.attacker.name}, {plan.attacker.steps} steps, "
+        f"at most {plan.vectors} vectors, seed {plan.seed}; the images found are as private as the "
+        "data"
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import csv
 import io
-import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from deploy.attack.attack import ATTACK, CONTROLS, Findings, Plan, Result
+from deploy.attack.comparison import ahead_of, ahead_text, verdict_on
 from deploy.attack.victims import Scene
 from server_app.console import table
 from server_app.report.html import PAGE, render
@@ -73,38 +73,27 @@ def _ahead_of(name: str, results: Sequence[Result]) -> tuple[float | None, float
     """Return by how much the attack is ahead of a control, and the standard error of that."""
     if name == ATTACK:
         return None, None
-    ahead = [r.scores[ATTACK].best_psnr - r.scores[name].best_psnr for r in results]
-    error = statistics.stdev(ahead) / math.sqrt(len(ahead)) if len(ahead) > 1 else None
-    return statistics.fmean(ahead), error
+    own, other = ([r.scores[key].best_psnr for r in results] for key in (ATTACK, name))
+    return ahead_of(own, other)
 
 
 def verdict(lines: Sequence[Line]) -> str:
     """Say whether the attack is better than what anyone can do without the uplink."""
-    level = [
-        line.found_by
-        for line in lines
-        if line.ahead is not None and line.ahead <= 2 * (line.error or 0.0)
-    ]
-    if level:
-        return (
-            f"the attack does not beat its controls: {', '.join(level)} come as near to a true "
-            "image, within two standard errors"
-        )
-    if any(line.ahead is not None and line.error is None for line in lines):
-        return "with a single vector nothing can be said of chance"
-    return "the attack beats all controls by more than two standard errors"
+    ahead = {line.found_by: (line.ahead, line.error) for line in lines if line.ahead is not None}
+    return verdict_on(ahead, "come as near to a true image")
 
 
 def label_lines(findings: Findings) -> list[str]:
-    """Say what the uplinks tell of labels without any attack."""
+    """Say what the uplinks tell of labels."""
     told = findings.labels
     if not told:
         return ["labels: nothing is told of them outright"]
     exact = sum(item.classes_exact for item in told)
     distance = statistics.fmean(item.distance for item in told)
     guess = statistics.fmean(item.guess for item in told)
+    how = "inferred from the last layer's bias" if told[0].inferred else "told"
     return [
-        f"labels: the classes of {exact} of {len(told)} clients are told exactly; their "
+        f"labels: the classes of {exact} of {len(told)} clients are {how} exactly; their "
         f"proportions up to {distance:.3f} (0 exact, 1 nothing in common; {guess:.3f} without the "
         "uplink)"
     ]
@@ -126,9 +115,7 @@ def text_of(findings: Findings) -> str:
 
 
 def _ahead(line: Line) -> str:
-    if line.ahead is None:
-        return ""
-    return f"{line.ahead:+.2f}" + ("" if line.error is None else f" ± {line.error:.2f}")
+    return ahead_text(None if line.ahead is None else (line.ahead, line.error))
 
 
 def write_csv(path: Path, findings: Findings, models: dict[int, str]) -> None:
@@ -151,12 +138,10 @@ BODY = """\
 <header><div class="eyebrow">{{ logo }}Wildflower attack</div>
 <h1>{{ method }} <span>on</span> {{ dataset }}</h1><div class="runname">{{ name }}</div></header>
 <p class="alert">{{ verdict }}</p>
-<p class="note">Round {{ round }}. The attacker holds what a client sent and the client's own model
-(the worst case), and seeks an image whose {{ output }} is the vector that was sent: {{ steps }}
-steps of Adam at {{ lr }}, total variation {{ tv }}, from noise. {{ attacked }} of {{ sent }}
-vectors, seed {{ seed }}. "Nearest" compares with the true image that is nearest to what was found.
-Controls know nothing of the vector: the same attack on a random vector of equal length, an image of
-the right class that the client does not have, and the mean image of the data set.</p>
+<p class="note">Round {{ round }}. {{ about }} {{ attacked }} of {{ sent }} vectors, seed
+{{ seed }}. "Nearest" compares with the true image that is nearest to what was found. Controls know
+nothing of the vector: the same attack on a random vector of equal length, an image of the right
+class that the client does not have, and the mean image of the data set.</p>
 <p class="note">{% for text in labels %}{{ text }}. {% endfor %}</p>
 <h2>Scores</h2><div class="scroll"><table><thead><tr><th class="left">found by</th><th>MSE</th>
 <th>PSNR, dB</th><th>nearest, dB</th><th>SSIM</th><th>attack ahead, dB</th></tr></thead><tbody>
@@ -196,10 +181,7 @@ def write_page(path: Path, scene: Scene, plan: Plan, findings: Findings) -> None
         name=scene.directory.name,
         verdict=verdict(lines),
         round=scene.round,
-        output=findings.results[0].target.output,
-        steps=plan.white_box.steps,
-        lr=plan.white_box.lr,
-        tv=plan.white_box.tv_weight,
+        about=plan.attacker.about(findings.results[0].target.output),
         attacked=len(findings.results),
         sent=findings.sent,
         seed=plan.seed,

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Context, RecordDict
 from numpy.typing import NDArray
 
-from client_app.node import client_context, state_root
-from client_app.state_store import StateStore, state_directory
+from deploy.kept_run import KeptClient, KeptRun, downlink_for
 from models import SplitModel
-from models.build import proven
-from models.own_code import searching
-from models.skeleton import skeleton
 from server_app.records.payload_files import DIRECTORY, PayloadFiles
-from server_app.records.run_directory import require_run
-from server_app.records.run_reader import RunRecords, read_run
+from server_app.records.run_reader import RunRecords
+from server_app.rounds.method_server import MethodServer
 from strategies.base.client import ClientContext
 from strategies.base.options import ConfigError
-from strategies.base.round_files import round_file
+from strategies.base.payload import named_arrays
+from strategies.common.weights import load_arrays
+
+CHANGES = ("weights", "theta", "head_weight")
+"""Fields of an uplink that are what the downlink's became in training."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,23 +40,26 @@ class Victim:
         (n, C, H, W) its training images, in the fixed order of its training set.
     labels : NDArray[np.int64]
         (n,) their classes.
-    uplink : dict
+    uplink : Mapping of str to ndarray
         The arrays it sent.
+    received : Mapping of str to ndarray
+        The arrays it was sent at the start of the round, where what it sent is a change of them;
+        else empty.
     """
 
     context: ClientContext
     model: SplitModel
     images: NDArray[np.uint8]
     labels: NDArray[np.int64]
-    uplink: dict[str, NDArray[Any]]
+    uplink: Mapping[str, NDArray[Any]]
+    received: Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
 class Scene:
     """A run whose uplinks were kept, and the round that is attacked."""
 
-    directory: Path
-    records: RunRecords
+    run: KeptRun
     payloads: PayloadFiles
     round: int
     clients: list[int]
@@ -69,7 +73,7 @@ class Scene:
         ConfigError
             There is no run, it kept no uplinks, or none of this round.
         """
-        require_run(directory)
+        run = KeptRun.of(directory)
         payloads = PayloadFiles(directory / DIRECTORY)
         rounds = payloads.rounds()
         if not rounds:
@@ -81,7 +85,22 @@ class Scene:
         if chosen not in rounds:
             there = ", ".join(map(str, rounds))
             raise ConfigError(f"--round {chosen}: there are uplinks of rounds {there}")
-        return cls(directory, read_run(directory), payloads, chosen, payloads.clients(chosen))
+        return cls(run, payloads, chosen, payloads.clients(chosen))
+
+    @property
+    def directory(self) -> Path:
+        """The run's directory."""
+        return self.run.directory
+
+    @property
+    def records(self) -> RunRecords:
+        """What the run recorded."""
+        return self.run.records
+
+    @cached_property
+    def server(self) -> MethodServer:
+        """The server at the start of the round."""
+        return self.run.server_before(self.round)
 
     def victim(self, client_id: int) -> Victim:
         """Load a client as it was when it sent its uplink.
@@ -89,51 +108,38 @@ class Scene:
         Raises
         ------
         ConfigError
-            Its data or its state of that round is not on this machine.
+            Its data, its state of that round or the server's before it is not on this machine.
         """
-        config = dict(self.records.settings)
-        count = 1 + max(client.client for client in self.records.clients)
-        node: dict[str, bool | float | int | str] = {
-            "partition-id": client_id,
-            "num-partitions": count,
-        }
-        with searching(str(config.get("code-dir", ""))):
-            context = client_context(
-                Context(0, 0, node, RecordDict(), config), self.round
-            )  # fmt: skip
-            self._refuse_other_data(context)
-            state = self._state(context)
-        model = getattr(state, "model", None)
+        client = self.run.client(client_id, self.round)
+        uplink = self.payloads.read(self.round, client_id)
+        changes = any(key.partition("/")[0] in CHANGES for key in uplink)
+        downlink = downlink_for(self.server, client_id) if changes or client.is_bare else None
+        context = client.context
+        if client.is_bare:
+            client.receive(downlink)
+        model = getattr(client.state, "model", None)
         if not isinstance(model, SplitModel):
             raise ConfigError(f"client {client_id}: method {context.run.method} has no one model")
+        _load_sent(client, model, uplink)
         model.eval().requires_grad_(False).to(context.device)
         images, labels = context.data.train.batch(np.arange(len(context.data.train)))
-        uplink = dict(self.payloads.read(self.round, client_id))
-        return Victim(context, model, images.numpy(), labels.numpy(), uplink)
+        if images.dim() != 4:
+            raise ConfigError(f"client {client_id}: its examples are no images, which is needed")
+        received = named_arrays(downlink) if changes else {}
+        return Victim(context, model, images.numpy(), labels.numpy(), uplink, received)
 
-    def _refuse_other_data(self, context: ClientContext) -> None:
-        """Devices of a fleet have data of their own, which is not here, or is another's."""
-        (client,) = [c for c in self.records.clients if c.client == context.client_id]
-        if (client.train_examples, client.model) != (len(context.data.train), context.model_name):
-            raise ConfigError(
-                f"client {client.client}: it had {client.train_examples} training examples and "
-                f"model {client.model}, here it would have {len(context.data.train)} and "
-                f"{context.model_name}; only runs of a simulation can be attacked, with their data"
-            )
 
-    def _state(self, context: ClientContext) -> Any:
-        root = state_root(context.run, {}, self.directory.name)
-        if root.parent.resolve() != self.directory.resolve():  # it was moved since
-            root = self.directory / "clients"
-        folder = state_directory(root, context.client_id)
-        path = round_file(folder, self.round)
-        if not path.is_file():
-            raise ConfigError(
-                f"client {context.client_id}: its model after round {self.round} is not kept "
-                f"({path}); attack the last round, or run with a larger keep-checkpoints"
-            )
-        half = context.run.chosen_method.client()
-        with skeleton(), proven():
-            bare = half.build(context)
-        about = {"method": context.run.method, "model": context.model_name}
-        return StateStore(folder, about).load(path, bare)[0]
+def _load_sent(client: KeptClient, model: SplitModel, uplink: Mapping[str, NDArray[Any]]) -> None:
+    """Give a model that no state keeps the weights and buffers that the client sent."""
+    sent = {
+        key.partition("/")[2]: item
+        for key, item in uplink.items()
+        if key.startswith(("weights/", "buffers/"))
+    }
+    own = model.state_dict()
+    if unlike := [name for name, item in sent.items() if own[name].shape != item.shape]:
+        raise ConfigError(
+            f"client {client.context.client_id}: its {unlike[0]} has another shape in the uplink "
+            "than in its model, which cannot be attacked here"
+        )
+    load_arrays(own, sent)

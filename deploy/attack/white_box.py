@@ -5,22 +5,27 @@ image x of values in [0, 1],
 
     || f(x) - u ||^2 + weight * TV(x),
 
-where f is the representation or the logits and TV the sum of the absolute differences of
-neighbouring pixels. x is the sigmoid of what Adam moves, which begins as N(0, 1) noise (the setting
-of FedRE's attack, arXiv 2511.22265, is not published; this is the project's own).
+where f is the representation, the logits or the stem's maps, and TV the sum of the absolute
+differences of neighbouring pixels. x is the sigmoid of what Adam moves, which begins as N(0, 1)
+noise (the setting of FedRE's attack, arXiv 2511.22265, is not published; this is the project's
+own).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deploy.attack.targets import LOGITS
+from deploy.attack.attacker import Progress, Seek
+from deploy.attack.auxiliary import Auxiliary
+from deploy.attack.targets import LOGITS, REPRESENTATION, STEM, Target, vectors_of
+from deploy.attack.victims import Victim
 from models import SplitModel
 
 
@@ -38,9 +43,37 @@ class WhiteBox:
         Weight of the total variation.
     """
 
+    name: ClassVar[str] = "white-box"
+    joint: ClassVar[bool] = False
     steps: int = 2000
     lr: float = 0.1
     tv_weight: float = 1e-4
+
+    def about(self, output: str) -> str:
+        """Say how it seeks."""
+        return (
+            "The attacker holds what a client sent and the client's own model (the worst case), "
+            f"and seeks an image whose {output} is the vector that was sent: {self.steps} steps "
+            f"of Adam at {self.lr}, total variation {self.tv_weight}, from noise."
+        )
+
+    def targets(self, victim: Victim) -> list[Target]:
+        """Return the vectors of the uplink."""
+        return vectors_of(victim)
+
+    def against(
+        self, victim: Victim, targets: list[Target], known: Auxiliary, generator: torch.Generator
+    ) -> Seek:
+        """Return the attack on one client's model."""
+        _, channels, height, width = victim.images.shape
+        shape, output = (channels, height, width), targets[0].output
+
+        def seek(
+            vectors: NDArray[np.float32], generator: torch.Generator, progress: Progress
+        ) -> NDArray[np.uint8]:
+            return self.invert(victim.model, output, vectors, shape, generator, progress)
+
+        return seek
 
     def invert(
         self,
@@ -60,7 +93,7 @@ class WhiteBox:
         output : str
             What the vectors are, see `deploy.attack.targets`.
         vectors : NDArray[np.float32]
-            (B, d) or (B, C).
+            (B, d), (B, C) or, of a stem, (B, c, s, s).
         shape : tuple of int
             (C, H, W) of an image.
         generator : torch.Generator
@@ -68,7 +101,7 @@ class WhiteBox:
         progress : callable, optional
             Is told the number of every step.
         """
-        function = model if output == LOGITS else model.features
+        function = output_of(model, output)
         device = next(model.parameters()).device
         wanted = torch.from_numpy(vectors).to(device)
         first = torch.randn(len(vectors), *shape, generator=generator)
@@ -82,9 +115,20 @@ class WhiteBox:
             loss.backward()
             optimizer.step()
             progress(step + 1)
-        found = hidden.detach().sigmoid().mul(255).round().to(torch.uint8)
-        result: NDArray[np.uint8] = found.cpu().numpy()
-        return result
+        return to_bytes(hidden.detach().sigmoid())
+
+
+def output_of(model: Any, output: str) -> Callable[[Tensor], Tensor]:
+    """Return what makes normalised images (N, C, H, W) the vectors of one kind of target."""
+    functions = {REPRESENTATION: model.features, LOGITS: model}
+    return model.stem if output == STEM else functions[output]  # type: ignore[no-any-return]
+
+
+def to_bytes(images: Tensor) -> NDArray[np.uint8]:
+    """Return images of values in [0, 1], cut to that, as bytes."""
+    found = images.clamp(0, 1).mul(255).round().to(torch.uint8).cpu().numpy()
+    result: NDArray[np.uint8] = found
+    return result
 
 
 def total_variation(images: Tensor) -> Tensor:
@@ -97,10 +141,12 @@ def total_variation(images: Tensor) -> Tensor:
 def of_equal_norm(
     vectors: NDArray[np.float32], generator: np.random.Generator
 ) -> NDArray[np.float32]:
-    """Return random vectors (B, d) in uniformly drawn directions, as long as those given."""
-    drawn = generator.normal(size=vectors.shape)
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    """Return random vectors (B, ...) in uniformly drawn directions, as long as those given."""
+    drawn = generator.normal(size=vectors.shape).reshape(len(vectors), -1)
+    lengths = np.linalg.norm(vectors.reshape(len(vectors), -1), axis=1, keepdims=True)
     scaled: NDArray[np.float32] = (
-        drawn / np.linalg.norm(drawn, axis=1, keepdims=True) * lengths
-    ).astype(np.float32)
+        (drawn / np.linalg.norm(drawn, axis=1, keepdims=True) * lengths)
+        .astype(np.float32)
+        .reshape(vectors.shape)
+    )
     return scaled

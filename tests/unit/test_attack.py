@@ -130,7 +130,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 def test_an_attack_that_must_succeed_beats_all_controls(run: Outcome, tmp_path: Path) -> None:
     """With one image in a vector and an extractor that keeps everything, it comes back."""
-    plan = Plan(vectors=6, white_box=WhiteBox(steps=400))
+    plan = Plan(vectors=6, attacker=WhiteBox(steps=400))
     scene = Scene.of(run.path)
     findings = attack(scene, plan)
     assert len(findings.results) == 6
@@ -151,7 +151,7 @@ def test_an_attack_that_must_succeed_beats_all_controls(run: Outcome, tmp_path: 
 
 
 def test_an_interrupted_attack_goes_on_and_comes_to_the_same(run: Outcome) -> None:
-    scene, plan = Scene.of(run.path), Plan(vectors=4, white_box=WhiteBox(steps=20))
+    scene, plan = Scene.of(run.path), Plan(vectors=4, attacker=WhiteBox(steps=20))
     whole = lines_of(attack(scene, plan).results)
     kept = sorted(plan.folder(scene).glob("*.safetensors"))
     kept[0].write_bytes(b"cut")  # as a full disk or a kill would leave it
