@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from deploy import past_runs, run
+from deploy.analyse import command as analyse
 from deploy.attack import command as attack
 from deploy.compare import command as compare
 from deploy.contract import command as contract
@@ -58,6 +59,8 @@ def make_parser() -> argparse.ArgumentParser:
                 tuple(fleet.EXAMPLES.values()), fleet.add_arguments, fleet.execute),
         Command("attack", "seek clients' images in what they sent, beside what needs no attack",
                 (attack.EXAMPLE,), attack.add_arguments, attack.execute),
+        Command("analyse", "compare a run's models: CKA, t-SNE, confusion, calibration",
+                (analyse.EXAMPLE,), analyse.add_arguments, analyse.execute),
         Command("costs", "reproduce the communication table of the FedRE paper",
                 (costs.EXAMPLE,), costs.add_arguments, costs.execute),
         Command("models", "list the models, or those that match a pattern, timm's among them",

@@ -13,7 +13,7 @@ from typing import Any
 from flwr.app import Context, RecordDict
 
 from client_app.handlers import describe_client
-from client_app.node import client_context, state_root
+from client_app.node import client_context
 from client_app.state_store import StateStore, state_directory
 from models.build import proven
 from models.own_code import searching
@@ -86,6 +86,27 @@ class KeptRun:
         """The clients of the run, ascending."""
         return [client.client for client in self.records.clients]
 
+    def trained(self, server_round: int) -> list[int]:
+        """Return the clients whose state after this round, or an earlier one, is kept.
+
+        Raises
+        ------
+        ConfigError
+            There is none.
+        """
+        found = [
+            client
+            for client in self.client_ids
+            if any(number <= server_round for number in rounds_in(self._states(client)))
+        ]
+        if not found:
+            raise ConfigError(
+                f"{self.directory / 'clients'}: no client's state is kept; on a fleet states stay "
+                "on the devices, and `wildflower clean` deletes them: make the run again, in a "
+                "simulation"
+            )
+        return found
+
     def context(self, client_id: int, server_round: int) -> ClientContext:
         """Return a client's context of a round, with its data.
 
@@ -113,7 +134,7 @@ class KeptRun:
             Its data or its state of that round is not on this machine.
         """
         context = self.context(client_id, server_round)
-        folder = self._states(context)
+        folder = self._states(client_id)
         path = round_file(folder, server_round)
         if not path.is_file():
             there = ", ".join(map(str, rounds_in(folder))) or "none"
@@ -133,7 +154,7 @@ class KeptRun:
             Its data are not here, or it has not trained up to this round.
         """
         context = self.context(client_id, server_round)
-        folder = self._states(context)
+        folder = self._states(client_id)
         rounds = [number for number in rounds_in(folder) if number <= server_round]
         if not rounds:
             raise ConfigError(
@@ -187,11 +208,9 @@ class KeptRun:
     def _checkpoints(self) -> Path:
         return self.directory / "checkpoints"
 
-    def _states(self, context: ClientContext) -> Path:
-        root = state_root(context.run, {}, self.directory.name)
-        if root.parent.resolve() != self.directory.resolve():  # it was moved since
-            root = self.directory / "clients"
-        return state_directory(root, context.client_id)
+    def _states(self, client_id: int) -> Path:
+        # Not below the recorded output-dir: the run may have been moved since.
+        return state_directory(self.directory / "clients", client_id)
 
     def _own_code(self) -> AbstractContextManager[None]:
         return searching(str(self.records.settings.get("code-dir", "")))

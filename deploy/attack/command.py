@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deploy.arguments import count
 from models.libraries import is_installed
 from strategies.base.options import ConfigError
 
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="attack what was sent in this round (default: the newest kept)",
     )  # fmt: skip
     parser.add_argument(
-        "--vectors", type=_count, default=100, metavar="N",
+        "--vectors", type=count, default=100, metavar="N",
         help="attack at most so many vectors, drawn over all clients (default: 100)",
     )  # fmt: skip
     parser.add_argument(
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: white-box)",
     )  # fmt: skip
     parser.add_argument(
-        "--steps", type=_count, default=2000, metavar="N",
+        "--steps", type=count, default=2000, metavar="N",
         help="steps of the attack on each; a decoder takes none (default: 2000)",
     )  # fmt: skip
     parser.add_argument(
@@ -114,10 +115,3 @@ def _sayer() -> Say:
         print(f"\r\x1b[K{text}" if terminal else text, end="" if terminal else "\n", flush=True)
 
     return say
-
-
-def _count(text: str) -> int:
-    """Read a number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least 1")
-    return int(text)

@@ -22,6 +22,7 @@ MOST_REASON = 600
 #: Above this many clients the class strips lose their hover text, to keep the page small.
 MOST_CLASS_TITLES = 200
 
+ANALYSIS = "analysis/analysis.html"
 FILES = {
     "config.json": "resolved settings, versions, seed, hash of the split",
     "clients.csv": "every client at its registration: architecture, class counts, examples, device",
@@ -33,6 +34,7 @@ FILES = {
     "report.html": "this page; can be written again from the files above",
     "checkpoints": "server state by round, from which the run resumes",
     "clients": "private client state (simulation only; on devices it stays on the device)",
+    ANALYSIS: "CKA between clients, t-SNE, class confusion and calibration: `wildflower analyse`",
 }
 
 CLASS_STRIP = """\
@@ -265,7 +267,8 @@ def facts(pairs: Sequence[tuple[str, Any]], css: str = "facts") -> Markup:
 FILE_LIST = """\
 <table class="pairs"><tbody>
 {% for name, text in files %}
-<tr><th scope=row>{{ name }}</th><td>{{ text }}</td></tr>
+<tr><th scope=row>{% if name == linked %}<a href="{{ name }}">{{ name }}</a>{% else %}
+{{- name }}{% endif %}</th><td>{{ text }}</td></tr>
 {% endfor %}
 </tbody></table>"""
 
@@ -278,4 +281,4 @@ def file_list(run: RunRecords) -> Markup:
         # The page itself is listed even the first time, so that writing it again changes nothing.
         if name == "report.html" or (run.directory / name).exists()
     ]
-    return render(FILE_LIST, files=files)
+    return render(FILE_LIST, files=files, linked=ANALYSIS)

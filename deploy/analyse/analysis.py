@@ -1,0 +1,203 @@
+"""What is measured of a run's models, in one pass over its clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deploy.analyse.measures import (
+    Calibration,
+    calibration,
+    centred_gram,
+    confusion,
+    linear_cka,
+)
+from deploy.analyse.models import REPRESENTATION, analysed, common_examples
+from deploy.kept_run import KeptRun
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is looked at.
+
+    Attributes
+    ----------
+    images : int
+        Test examples for CKA, the same for all clients.
+    clients : int
+        At most so many clients, evenly over all.
+    map_clients, map_images : int
+        Clients, and examples of each, in the t-SNE map.
+    seed : int
+        Of the examples and of t-SNE.
+    """
+
+    images: int = 512
+    clients: int = 20
+    map_clients: int = 5
+    map_images: int = 150
+    seed: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Map:
+    """Representations of common test examples in two dimensions.
+
+    Attributes
+    ----------
+    points : NDArray[np.float64]
+        (m, 2) by t-SNE.
+    clients, labels : NDArray[np.int64]
+        (m,) whose model, and which class.
+    """
+
+    points: NDArray[np.float64]
+    clients: NDArray[np.int64]
+    labels: NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Analysis:
+    """What was measured.
+
+    Attributes
+    ----------
+    directory : Path
+        Of the run.
+    method : str
+        What ran.
+    round : int
+        After which round the models are.
+    clients : list of int
+        Who was looked at, ascending.
+    of_all : int
+        How many clients the run had.
+    class_names : tuple of str
+        By label.
+    images : int
+        Test examples behind CKA.
+    cka : dict of str to ndarray
+        By stage: (K, K) over `clients`; NaN where a client has no such stage, or it does not vary.
+    confusions : dict of int to ndarray
+        (C, C) by client, on its own test examples; clients without any are left out.
+    calibrations : dict of int to Calibration
+        The same.
+    pooled : Calibration or None
+        Of all their predictions together; None without any.
+    map : Map or None
+        None where the representations cannot be put together; `map_note` says why.
+    map_note : str
+        Which examples and clients are in the map, or why there is none.
+    """
+
+    directory: Path
+    method: str
+    round: int
+    clients: list[int]
+    of_all: int
+    class_names: tuple[str, ...]
+    images: int
+    cka: dict[str, NDArray[np.float64]]
+    confusions: dict[int, NDArray[np.int64]]
+    calibrations: dict[int, Calibration]
+    pooled: Calibration | None
+    map: Map | None
+    map_note: str
+
+    def mean_cka(self, stage: str) -> float | None:
+        """Return a stage's mean over pairs of different clients; None where there is no pair."""
+        values = self.cka[stage][np.triu_indices(len(self.clients), 1)]
+        known = values[~np.isnan(values)]
+        return float(known.mean()) if len(known) else None
+
+
+def analyse(directory: Path, plan: Plan) -> Analysis:
+    """Measure a run.
+
+    Raises
+    ------
+    ConfigError
+        There is no run, its states are not kept, or its models cannot be compared.
+    """
+    run = KeptRun.of(directory)
+    wanted = evenly(run.trained(run.last_round), plan.clients)
+    examples = common_examples(run, wanted, plan.images, plan.seed)
+    drawn = evenly(list(range(len(examples))), plan.map_images)
+    on_map = evenly(wanted, plan.map_clients)
+    grams: dict[str, dict[int, NDArray[np.float64]]] = {}
+    vectors: dict[int, NDArray[np.float32]] = {}
+    confusions, calibrations, sure, right = {}, {}, [], []
+    for item in analysed(run, wanted):
+        data = item.client.context.data
+        for stage, outputs in item.stages(examples).items():
+            grams.setdefault(stage, {})[item.number] = centred_gram(outputs)
+            if stage == REPRESENTATION and item.number in on_map:
+                vectors[item.number] = outputs[drawn]
+        if len(data.test):
+            probabilities, labels = item.scores(data.test)
+            predicted = probabilities.argmax(axis=1)
+            confusions[item.number] = confusion(labels, predicted, data.num_classes)
+            sure.append(probabilities.max(axis=1))
+            right.append(predicted == labels)
+            calibrations[item.number] = calibration(sure[-1], right[-1])
+        class_names = data.class_names
+    points, note = mapped(vectors, examples.labels[drawn], plan.seed)
+    return Analysis(
+        directory=directory,
+        method=str(run.records.settings.get("method", "")),
+        round=run.last_round,
+        clients=wanted,
+        of_all=len(run.client_ids),
+        class_names=class_names,
+        images=len(examples),
+        cka={stage: pairs(found, wanted) for stage, found in sorted(grams.items(), key=_depth)},
+        confusions=confusions,
+        calibrations=calibrations,
+        pooled=calibration(np.concatenate(sure), np.concatenate(right)) if sure else None,
+        map=points,
+        map_note=note,
+    )
+
+
+def _depth(item: tuple[str, object]) -> tuple[bool, int, str]:
+    """Order stages by depth, the representation last."""
+    return item[0] == REPRESENTATION, len(item[0]), item[0]
+
+
+def evenly(items: list[int], count: int) -> list[int]:
+    """Return at most `count` of the items, evenly over all."""
+    taken = min(count, len(items))
+    return [items[i * len(items) // taken] for i in range(taken)]
+
+
+def pairs(grams: dict[int, NDArray[np.float64]], clients: list[int]) -> NDArray[np.float64]:
+    """Return the CKA of every pair of clients, (K, K); NaN where there is none."""
+    table = np.full((len(clients), len(clients)), np.nan)
+    for i, one in enumerate(clients):
+        for j in range(i + 1):
+            if one in grams and clients[j] in grams:
+                value = linear_cka(grams[one], grams[clients[j]])
+                table[i, j] = table[j, i] = np.nan if value is None else value
+    return table
+
+
+def mapped(
+    vectors: dict[int, NDArray[np.float32]], labels: NDArray[np.int64], seed: int
+) -> tuple[Map | None, str]:
+    """Return the t-SNE of several clients' representations (m, d) of the same examples."""
+    widths = {rows.shape[1] for rows in vectors.values()}
+    if len(widths) > 1:
+        return None, f"no map: the representations have unlike widths, {sorted(widths)}"
+    together = np.concatenate(list(vectors.values()))
+    if len(together) < 4 or not together.std(axis=0).any():
+        return None, "no map: there are too few different representations"
+    from sklearn.manifold import TSNE  # half a second to import
+
+    perplexity = min(30.0, (len(together) - 1) / 3)
+    points = TSNE(perplexity=perplexity, random_state=seed, init="pca").fit_transform(together)
+    owners = np.repeat(list(vectors), [len(rows) for rows in vectors.values()])
+    note = f"{len(labels)} test examples, each by the models of {len(vectors)} clients"
+    return Map(points.astype(np.float64), owners, np.tile(labels, len(vectors))), note

@@ -1,0 +1,131 @@
+"""`wildflower analyse`: its measures on cases with a known answer, and a whole run."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deploy.analyse.analysis import Plan, analyse, evenly, mapped, pairs
+from deploy.analyse.command import FOLDER
+from deploy.analyse.measures import calibration, centred_gram, confusion, linear_cka
+from deploy.cli import main
+from tests.support import Outcome, run_federation
+
+pytest.importorskip("matplotlib", reason="needs the extra analyse")
+
+ROWS = np.random.default_rng(0).normal(size=(40, 6))
+
+
+def brute_force_cka(one: np.ndarray, other: np.ndarray) -> float:
+    """||Y^T X||_F^2 / (||X^T X||_F ||Y^T Y||_F) of centred columns, as the paper writes it."""
+    x, y = (rows - rows.mean(axis=0) for rows in (one, other))
+    norms = np.linalg.norm(x.T @ x) * np.linalg.norm(y.T @ y)
+    return float(np.linalg.norm(y.T @ x) ** 2 / norms)
+
+
+def test_cka_by_the_papers_formula() -> None:
+    other = np.tanh(ROWS @ np.random.default_rng(1).normal(size=(6, 9)))
+    value = linear_cka(centred_gram(ROWS), centred_gram(other))
+    assert value == pytest.approx(brute_force_cka(ROWS, other))
+    assert value is not None
+    assert 0.1 < value < 0.99
+
+
+def test_cka_does_not_see_rotation_scale_and_shift() -> None:
+    rotation = np.linalg.qr(np.random.default_rng(2).normal(size=(6, 6)))[0]
+    same = linear_cka(centred_gram(ROWS), centred_gram(3.0 * ROWS @ rotation + 5.0))
+    assert same == pytest.approx(1.0)
+    assert linear_cka(centred_gram(ROWS), centred_gram(np.ones((40, 3)))) is None
+
+
+def test_cka_of_pairs_of_clients() -> None:
+    grams = {3: centred_gram(ROWS), 7: centred_gram(2 * ROWS)}
+    table = pairs(grams, [3, 5, 7])
+    np.testing.assert_allclose(table[[0, 0, 2], [0, 2, 0]], 1.0)
+    assert np.isnan(table[1]).all()  # client 5 has no such stage
+
+
+def test_calibration_by_hand() -> None:
+    """Two bins that hold examples: gaps |0.55 - 0.5| of two and |0.9 - 1| of one."""
+    found = calibration(np.array([0.55, 0.55, 0.9]), np.array([True, False, True]), bins=10)
+    assert found.counts.tolist() == [0, 0, 0, 0, 0, 2, 0, 0, 1, 0]
+    assert found.error == pytest.approx((2 * 0.05 + 1 * 0.1) / 3)
+    assert calibration(np.array([1.0]), np.array([True])).error == 0.0
+
+
+def test_confusion_by_hand() -> None:
+    table = confusion(np.array([0, 0, 2]), np.array([0, 1, 2]), 3)
+    assert table.tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 1]]
+
+
+def test_clients_are_taken_evenly() -> None:
+    assert evenly([0, 1, 2, 3, 4, 5], 3) == [0, 2, 4]
+    assert evenly([4], 3) == [4]
+    assert mapped({0: np.ones((3, 2), np.float32), 1: np.ones((3, 4), np.float32)}, ROWS, 0)[1] == (
+        "no map: the representations have unlike widths, [2, 4]"
+    )
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """A model comes with every downlink, and clients of two depths have unlike stages."""
+    return run_federation(
+        tmp_path_factory.mktemp("analysed"), 3, method="fedavg", models="cnn5, resnet10-w4",
+        image_size=16, subset=0.08, feature_dim=32, report=True, num_rounds=1,
+    )  # fmt: skip
+
+
+def test_a_run_from_end_to_end(run: Outcome, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyse", str(run.path), "--images", "30"]) == 0
+    text = capsys.readouterr().out
+    assert "Models of 3 of 3 clients after round 1" in text
+    assert "(all there are)" in text
+    folder = run.path / FOLDER
+    for name in ("cka", "tsne", "confusion", "calibration"):
+        assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert "<svg" in (folder / f"{name}.svg").read_text()
+    with (folder / "cka.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    own = [float(row["cka"]) for row in rows if row["client"] == row["other"] and row["cka"]]
+    assert own
+    assert own == pytest.approx([1.0] * len(own))
+    equal = [r for r in rows if (r["stage"], r["client"], r["other"]) == ("stage 1", "0", "2")]
+    assert float(equal[0]["cka"]) == pytest.approx(1.0)  # they have the same averaged model
+    page = (folder / "analysis.html").read_text()
+    assert page.count("data:image/png") == 4
+    assert "http" not in page.replace("http-equiv", "")
+    assert 'href="analysis/analysis.html"' in run.text("report.html")
+    summary = json.loads((folder / "analysis.json").read_text())
+    assert set(summary["mean_cka"]) >= {"stage 1", "representation"}
+
+
+def test_scores_are_those_of_the_closing_evaluation(run: Outcome) -> None:
+    """The share on the diagonal is the accuracy that the run recorded."""
+    found = analyse(run.path, Plan(images=20))
+    recorded = {
+        int(row["client"]): float(row["value"])
+        for row in run.metrics(metric="accuracy", phase="final")
+    }
+    assert recorded
+    for client, table in found.confusions.items():
+        assert np.trace(table) / table.sum() == pytest.approx(recorded[client], abs=1e-5)
+
+
+def test_a_run_without_states_is_refused(
+    run: Outcome, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["analyse", str(tmp_path)]) == 2
+    assert "there is no run here" in capsys.readouterr().err
+    for missing, said in (("clients", "no client's state is kept"), ("checkpoints", "finished no")):
+        copy = tmp_path / missing
+        shutil.copytree(run.path, copy)
+        shutil.rmtree(copy / missing)
+        assert main(["analyse", str(copy)]) == 2
+        error = capsys.readouterr().err
+        assert said in error
+        assert "`wildflower clean`" in error
