@@ -22,6 +22,7 @@ from data import (
     load_device_task_data,
     load_task_data,
 )
+from data.spec import is_from_hub
 from data.tasks import TASKS_WITH_TEXT, TaskSpec, assign_task, parse_task, parse_tasks
 from models import assign_model, model_info, tokeniser_of
 from models.own_code import Refusal
@@ -183,9 +184,11 @@ def _data(
 
 def _dataset(run: RunConfig, node: Mapping[str, object]) -> str:
     """Return the name of the data set that a node without a task has."""
-    # A device's own data are images in folders, unless all clients read sentences or numbers.
+    # A device's own data are images in folders, unless the run's are sentences, numbers or `hf:`.
     others = (*TEXT_DATASETS, *VECTOR_DATASETS)
-    images = "partition-id" not in node and run.dataset not in others
+    images = (
+        "partition-id" not in node and run.dataset not in others and not is_from_hub(run.dataset)
+    )
     return str(node.get("dataset", "imagefolder" if images else run.dataset))
 
 

@@ -116,7 +116,7 @@ class TextDataset(Dataset):
     ----------
     sentences : Sequence[str]
         (N,), memory-mapped.
-    name, labels, train_size, class_names, fingerprint, notes
+    name, labels, train_size, class_names, fingerprint, notes, validation_size, groups
         As in `Dataset`.
     """
 
@@ -127,6 +127,8 @@ class TextDataset(Dataset):
     class_names: tuple[str, ...]
     fingerprint: str
     notes: tuple[str, ...] = ()
+    validation_size: int = 0
+    groups: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,6 +145,8 @@ class RawTexts:
     train_size: int
     class_names: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    validation_size: int = 0
+    groups: NDArray[np.int64] | None = None
 
 
 def create_masks(images_path: Path, count: int, size: int, fill: int) -> NDArray[np.uint8]:

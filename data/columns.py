@@ -75,7 +75,8 @@ def column_names(names: Sequence[str]) -> str:
     return ", ".join(f"{number} {name!r:.40}" for number, name in enumerate(names, start=1))
 
 
-def _known(name: str) -> str:
+def known_name(name: str) -> str:
+    """Return what a column's name is compared by: lower case, _ for blanks and hyphens."""
     return re.sub(r"[\s-]+", "_", name.strip().casefold())
 
 
@@ -116,17 +117,17 @@ def _header(path: Path, rows: list[Row], label: str, text: str) -> Columns | Non
 
 
 def _places(names: Sequence[str], known: frozenset[str]) -> list[int]:
-    return [place for place, name in enumerate(names) if _known(name) in known]
+    return [place for place, name in enumerate(names) if known_name(name) in known]
 
 
 def _chosen(path: Path, first: list[str], given: Mapping[str, str]) -> Columns | None:
     """Return the layout of columns that the user named; None if the line lacks such a name."""
-    names = [_known(name) for name in first]
+    names = [known_name(name) for name in first]
     places: dict[str, int] = {}
     header = False
     for key, value in given.items():
-        if value and _known(value) in names:
-            places[key], header = names.index(_known(value)), True
+        if value and known_name(value) in names:
+            places[key], header = names.index(known_name(value)), True
         elif value.strip().isdecimal():
             places[key] = int(value) - 1
             if not 0 <= places[key] < len(first):
@@ -152,7 +153,7 @@ def _other(path: Path, first: list[str], key: str, taken: int, *, header: bool) 
     """Return the column that the user did not name: the only other one, or one of a known name."""
     rest = [place for place in range(len(first)) if place != taken]
     if len(rest) > 1 and header:
-        rest = [place for place in rest if _known(first[place]) in _NAMES[key]]
+        rest = [place for place in rest if known_name(first[place]) in _NAMES[key]]
     if len(rest) != 1:
         raise DataError(
             f"{key} is not set, and which other column of {path} is meant is not clear: "

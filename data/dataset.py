@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from data import (
     coco,
     folders,
+    hub,
     scene_items,
     scenes,
     series,
@@ -25,25 +22,20 @@ from data import (
     voc,
 )
 from data.annotated import (
-    AnnotatedDataset,
     RawAnnotated,
     RawTexts,
     TextDataset,
-    read_array,
-    read_texts,
-    write_texts,
 )
 from data.cache import cache_root, fetch_entry
+from data.entries import AnyDataset, read_entry, write_images, write_meta, write_sentences
 from data.image_dataset import Dataset, ImageDataset
 from data.raw import RawImages
-from data.spec import VECTOR_DATASETS, DataError, DataSpec
+from data.spec import VECTOR_DATASETS, DataError, DataSpec, is_from_hub
 from data.train_and_test import files_stamp
-from data.vector_files import read_vectors, write_vectors
+from data.vector_files import write_vectors
 from data.vectors import VectorDataset, Vectors
 
 __all__ = ["Dataset", "ImageDataset", "clear_memory", "load_dataset", "load_images"]
-
-AnyDataset = ImageDataset | TextDataset | VectorDataset
 
 # Raise it when a builder changes what it writes, so that old entries are not read.
 _FORMAT = 1
@@ -58,7 +50,6 @@ _VERSIONS = {
 }
 
 _ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".rar", ".7z")
-_OPTIONAL = ("presence", "masks", "masked")
 
 
 def load_dataset(dataset: DataSpec | str, data_dir: str = "", image_size: int = 0) -> AnyDataset:
@@ -67,7 +58,7 @@ def load_dataset(dataset: DataSpec | str, data_dir: str = "", image_size: int = 
     Parameters
     ----------
     dataset : DataSpec | str
-        A description, or a name in `DATASETS`.
+        A description, or a name in `DATASETS` or of the hub.
     data_dir, image_size
         As in `DataSpec`; only read where `dataset` is a name.
 
@@ -75,7 +66,8 @@ def load_dataset(dataset: DataSpec | str, data_dir: str = "", image_size: int = 
     -------
     dataset : ImageDataset | TextDataset | VectorDataset
         The same object for the same arguments within a process; `AnnotatedDataset` for `scenes`,
-        `voc` and `coco`, `TextDataset` for `tsv`, `VectorDataset` for `tabular` and `series`.
+        `voc` and `coco`, `TextDataset` for `tsv`, `VectorDataset` for `tabular` and `series`;
+        for `hf:` what its columns hold.
 
     Raises
     ------
@@ -88,6 +80,8 @@ def load_dataset(dataset: DataSpec | str, data_dir: str = "", image_size: int = 
     if folder.lower().endswith(_ARCHIVES) and Path(folder).is_file():
         raise DataError(f"data-dir={folder!r} is an archive; unpack it and give the folder.")
     columns = ("", "")
+    if is_from_hub(dataset.dataset):
+        return _load_from_hub(_readings_of(dataset), folder, str(cache_root()))
     if dataset.dataset == "tsv":
         columns = (dataset.label_column, dataset.text_column)
     elif dataset.dataset in VECTOR_DATASETS:
@@ -128,18 +122,48 @@ def _load(
 
     def build(target: Path) -> None:
         if name in _TEXT_BUILDERS:
-            _write_sentences(target, name, _TEXT_BUILDERS[name](folder, *columns))
+            write_sentences(target, _TEXT_BUILDERS[name](folder, *columns))
             return
         if name in _VECTOR_BUILDERS:
             raw = _VECTOR_BUILDERS[name](folder, *columns)
             meta, digest = write_vectors(target, raw)
-            _write_meta(target, meta, digest, raw.notes)
+            write_meta(target, meta, digest, raw.notes)
             return
         builder = _BUILDERS.get(name) or _ANNOTATED_BUILDERS[name]
-        _write(target, name, builder(folder, image_size, target / "images.npy"))
+        write_images(target, name, builder(folder, image_size, target / "images.npy"))
 
-    return fetch_entry(entry, lambda path: _read(path, name), build)
+    return fetch_entry(entry, lambda path: read_entry(path, name), build)
 
+
+def _readings_of(spec: DataSpec) -> DataSpec:
+    """Return the description without all that says how clients share what is read."""
+    natural = spec.partition if spec.natural_column else DataSpec.partition
+    kept = "dataset", "image_size", "label_column", "text_column", *_HUB_KEYS
+    return DataSpec(partition=natural, **{name: getattr(spec, name) for name in kept})
+
+
+@lru_cache(maxsize=8)
+def _load_from_hub(spec: DataSpec, data_dir: str, root: str) -> AnyDataset:
+    folder = Path(data_dir) if data_dir else None
+    named = (getattr(spec, name) for name in (*_HUB_KEYS, "label_column", "text_column"))
+    text = "|".join(["1", data_dir, hub.hub_stamp(folder), spec.dataset, spec.partition, *named])
+    key = hashlib.sha256(text.encode()).hexdigest()[:12]
+    size, name = spec.image_size or "own", re.sub(r"[^\w.-]+", "-", spec.dataset)
+    entry = Path(root) / "datasets" / f"{name}-{size}-{key}"
+
+    def build(target: Path) -> None:
+        from data.hub_examples import hub_examples
+
+        raw = hub_examples(spec, folder, target / "images.npy")
+        if isinstance(raw, RawTexts):
+            write_sentences(target, raw)
+        else:
+            write_images(target, spec.dataset, raw)
+
+    return fetch_entry(entry, lambda path: read_entry(path, spec.dataset), build)
+
+
+_HUB_KEYS = ("image_column", "data_config", "data_split")
 
 _BUILDERS: dict[str, Callable[[Path | None, int, Path], RawImages]] = {
     "digits": sources.digits,
@@ -173,114 +197,7 @@ _STAMPS: dict[str, Callable[[Path | None], str]] = {
 }
 
 
-def _write(target: Path, name: str, raw: RawImages) -> None:
-    """Add labels and description to the image file that the builder wrote."""
-    if len(raw.images) == 0:
-        raise DataError(f"{name}: found no image at all.")
-    meta: dict[str, Any] = {
-        "train_size": raw.train_size,
-        "class_names": list(raw.class_names),
-        "shape": list(raw.images.shape),
-    }
-    if raw.validation_size:
-        meta["validation_size"] = raw.validation_size
-    digest = hashlib.sha256(json.dumps(meta).encode())
-    labels = raw.labels.astype("<i8")
-    digest.update(labels.tobytes())
-    _digest_blocks(digest, raw.images)
-    np.save(target / "labels.npy", labels)
-    if isinstance(raw, RawAnnotated):
-        meta |= _write_annotations(target, raw, digest)
-    _write_meta(target, meta, digest, raw.notes)
-
-
-def _write_annotations(target: Path, raw: RawAnnotated, digest: Any) -> dict[str, Any]:
-    """Write what `RawAnnotated` adds and hash it; the masks' file is there already."""
-    held = [name for name in _OPTIONAL if getattr(raw, name) is not None]
-    meta = {"annotated": True, "source": raw.source, "arrays": held}
-    digest.update(json.dumps(meta | {"captions": raw.captions is not None}).encode())
-    for name in held:
-        _digest_blocks(digest, getattr(raw, name))
-        if name != "masks":
-            np.save(target / f"{name}.npy", getattr(raw, name))
-    if raw.captions is not None:
-        digest_texts(digest, raw.captions)
-        write_texts(target, "captions", raw.captions)
-    return meta | {"captions": raw.captions is not None}
-
-
-def _write_sentences(target: Path, name: str, raw: RawTexts) -> None:
-    meta = {"train_size": raw.train_size, "class_names": list(raw.class_names), "text": True}
-    digest = hashlib.sha256(json.dumps(meta).encode())
-    labels = raw.labels.astype("<i8")
-    digest.update(labels.tobytes())
-    digest_texts(digest, raw.sentences)
-    np.save(target / "labels.npy", labels)
-    write_texts(target, "sentences", raw.sentences)
-    _write_meta(target, meta, digest, raw.notes)
-
-
-def _write_meta(target: Path, meta: dict[str, Any], digest: Any, notes: tuple[str, ...]) -> None:
-    """Write the description; notes are words about the files and not part of the content."""
-    about = {"fingerprint": digest.hexdigest()[:16], "notes": list(notes)}
-    (target / "meta.json").write_text(json.dumps(meta | about, indent=1), encoding="utf-8")
-
-
-def _digest_blocks(digest: Any, array: NDArray[Any]) -> None:
-    for start in range(0, len(array), 4096):  # block by block: the file may exceed memory
-        digest.update(np.ascontiguousarray(array[start : start + 4096]).data)
-
-
-def digest_texts(digest: Any, texts: Sequence[str]) -> None:
-    """Add texts to a hash, each with its length, so that none can run into the next."""
-    for text in texts:
-        encoded = text.encode("utf-8")
-        digest.update(len(encoded).to_bytes(8, "little") + encoded)
-
-
-def _read(entry: Path, name: str) -> AnyDataset:
-    meta = json.loads((entry / "meta.json").read_text(encoding="utf-8"))
-    labels = np.asarray(np.load(entry / "labels.npy", mmap_mode="r")).astype(np.int64, copy=False)
-    common: dict[str, Any] = {
-        "name": name,
-        "labels": labels,
-        "train_size": int(meta["train_size"]),
-        "class_names": tuple(meta["class_names"]),
-        "fingerprint": str(meta["fingerprint"]),
-        "notes": tuple(meta.get("notes", ())),
-    }
-    if "vectors" in meta:
-        return read_vectors(entry, meta, common)
-    if "text" in meta:
-        sentences = read_texts(entry, "sentences")
-        _check(entry, [sentences], len(labels))
-        return TextDataset(sentences=sentences, **common)
-    # asarray drops the memmap subclass, whose indexing is slower; the pages stay shared.
-    images = np.asarray(np.load(entry / "images.npy", mmap_mode="r"))
-    if list(images.shape) != meta["shape"] or len(labels) != len(images):
-        raise ValueError(f"{entry} is damaged")
-    if "annotated" not in meta:
-        return ImageDataset(
-            images=images, validation_size=int(meta.get("validation_size", 0)), **common
-        )
-    arrays: dict[str, Any] = dict(_annotations(entry, meta))
-    _check(entry, list(arrays.values()), len(labels))
-    return AnnotatedDataset(images=images, source=meta["source"], **common, **arrays)
-
-
-def _annotations(entry: Path, meta: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name in meta["arrays"]:
-        array = read_array(entry / f"{name}.npy")
-        yield name, array[:, 0] if name == "masks" else array  # masks lie as (N, 1, H, W)
-    if meta["captions"]:
-        yield "captions", read_texts(entry, "captions")
-
-
-def _check(entry: Path, columns: list[Any], rows: int) -> None:
-    if any(len(column) != rows for column in columns):
-        raise ValueError(f"{entry} is damaged")
-
-
 def clear_memory() -> None:
     """Forget the datasets this process has open; files stay."""
     _load.cache_clear()
+    _load_from_hub.cache_clear()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import stat
 import struct
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -28,6 +30,32 @@ _DAMAGED = (
     *(OSError, ValueError, SyntaxError, EOFError, TypeError, LookupError, ArithmeticError),
     *(struct.error, Image.DecompressionBombError),
 )
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """An image file that a table holds.
+
+    Attributes
+    ----------
+    owner : str
+        Where it is from, for messages.
+    content : bytes, optional
+        The file itself.
+    path : Path, optional
+        Where it lies, if the table holds no more.
+    """
+
+    owner: str
+    content: bytes | None = None
+    path: Path | None = None
+
+    def __str__(self) -> str:
+        return self.owner if self.path is None else f"{self.path} ({self.owner})"
+
+
+Source = Path | Encoded
+"""Where an image file is read from."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +88,7 @@ def image_suffixes() -> frozenset[str]:
     return frozenset(s for s, name in Image.registered_extensions().items() if name in known)
 
 
-def open_image(path: Path) -> Image.Image:
+def open_image(path: Source) -> Image.Image:
     """Open an image file without decoding it; the caller closes it.
 
     Raises
@@ -68,9 +96,14 @@ def open_image(path: Path) -> Image.Image:
     DataError
         If it is no regular file (a pipe would never end), or no image.
     """
+    file = path.path if isinstance(path, Encoded) else path
     try:
-        if stat.S_ISREG(path.stat().st_mode):
-            return Image.open(path, formats=image_formats())
+        if file is None:
+            assert isinstance(path, Encoded)
+            assert path.content is not None, "an image has bytes where it has no path"
+            return Image.open(io.BytesIO(path.content), formats=image_formats())
+        if stat.S_ISREG(file.stat().st_mode):
+            return Image.open(file, formats=image_formats())
     except UnidentifiedImageError as error:
         raise unreadable(path, "not an image, or cut off") from error
     except Image.DecompressionBombError as error:
@@ -81,13 +114,17 @@ def open_image(path: Path) -> Image.Image:
 
 
 def decode_images(
-    paths: list[Path], image_size: int, target: Path, colour: bool = False, turn: bool = True
+    paths: Sequence[Source],
+    image_size: int,
+    target: Path,
+    colour: bool = False,
+    turn: bool = True,
 ) -> Pictures:
     """Decode files into one mapped array; see `data.picture` for how an image is seen.
 
     Parameters
     ----------
-    paths : list[Path]
+    paths : Sequence[Path | Encoded]
         (N,) image files.
     image_size : int
         Side in pixels to resize to, 0 if they are already alike and square.
@@ -133,7 +170,7 @@ def decode_images(
     return Pictures(images, tuple(f"{count:,} images {remark}" for remark, count in order))
 
 
-def _header(path: Path) -> tuple[str, tuple[int, int]]:
+def _header(path: Source) -> tuple[str, tuple[int, int]]:
     """Return an image file's Pillow mode and (width, height)."""
     with open_image(path) as image:
         mode = image.mode
@@ -149,12 +186,14 @@ def _header(path: Path) -> tuple[str, tuple[int, int]]:
     return mode, size
 
 
-def unreadable(path: Path, reason: object) -> DataError:
+def unreadable(path: Source, reason: object) -> DataError:
     """Compose the error for an image file that cannot be read."""
     return DataError(f"Cannot read the image {path} ({reason}); replace or delete the file.")
 
 
-def _common_size(paths: list[Path], headers: list[tuple[str, tuple[int, int]]]) -> tuple[int, int]:
+def _common_size(
+    paths: Sequence[Source], headers: list[tuple[str, tuple[int, int]]]
+) -> tuple[int, int]:
     first = headers[0][1]
     for path, (_, size) in zip(paths, headers, strict=True):
         if size != first:

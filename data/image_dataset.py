@@ -30,6 +30,8 @@ class Dataset:
     validation_size : int
         So many of the training rows, the last ones, are the official validation set; where it is
         0, validation examples are drawn from the training rows.
+    groups : NDArray[np.int64] | None
+        (N,) whose each row is, for a natural partition.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Dataset:
     fingerprint: str
     notes: tuple[str, ...] = ()
     validation_size: int = 0
+    groups: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -50,12 +53,16 @@ class Dataset:
 
     @cached_property
     def labels_digest(self) -> str:
-        """Hash of all that a partition depends on: the labels and the official split."""
+        """Hash of all that a partition depends on: labels, official split, whose the rows are."""
         digest = hashlib.sha256(str(self.train_size).encode())
         if self.validation_size:
             digest.update(f"|{self.validation_size}|".encode())
         digest.update(self.labels.astype("<i8").tobytes())
-        return digest.hexdigest()[:16]
+        own = digest.hexdigest()[:16]
+        if self.groups is None:
+            return own
+        text = own.encode() + self.groups.astype("<i8").tobytes()
+        return hashlib.sha256(text).hexdigest()[:16]
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +73,7 @@ class ImageDataset(Dataset):
     ----------
     images : NDArray[np.uint8]
         (N, C, H, W), values 0..255, memory-mapped and read-only.
-    name, labels, train_size, class_names, fingerprint, notes, validation_size
+    name, labels, train_size, class_names, fingerprint, notes, validation_size, groups
         As in `Dataset`.
     """
 
@@ -78,6 +85,7 @@ class ImageDataset(Dataset):
     fingerprint: str
     notes: tuple[str, ...] = ()
     validation_size: int = 0
+    groups: NDArray[np.int64] | None = None
 
     @property
     def channels(self) -> int:

@@ -6,8 +6,7 @@ import numpy as np
 
 from data.image_dataset import Dataset
 from data.partitioners import Rows
-from data.spec import VECTOR_DATASETS, DataError, DataSpec
-from data.vectors import VectorDataset
+from data.spec import HUB_PREFIX, VECTOR_DATASETS, DataError, DataSpec
 
 
 def natural_groups(spec: DataSpec, dataset: Dataset) -> Rows:
@@ -23,10 +22,10 @@ def natural_groups(spec: DataSpec, dataset: Dataset) -> Rows:
             f"size-sigma={spec.size_sigma}: partition={spec.partition} decides on the sizes; set "
             "size-sigma=0, or another partition."
         )
-    if not isinstance(dataset, VectorDataset) or dataset.groups is None:
+    if dataset.groups is None:
         raise DataError(
             f"partition={spec.partition}: {dataset.name} has no columns; data sets with columns "
-            f"are {', '.join(VECTOR_DATASETS)}."
+            f"are {', '.join(VECTOR_DATASETS)} and {HUB_PREFIX}NAME."
         )
     return dataset.groups
 

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from data.annotated import AnnotatedDataset, Texts, read_array, read_texts, write_texts
 from data.cache import cache_root, fetch_entry
-from data.dataset import digest_texts, load_dataset
+from data.dataset import load_dataset
+from data.entries import digest_texts
 from data.image_dataset import ImageDataset
 from data.raw import write_array
 from data.scene_items import fashion_folder, load_items, scene_source, scene_stamp

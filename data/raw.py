@@ -39,6 +39,8 @@ class RawImages:
         See `Dataset`.
     validation_size : int
         Number of validation rows, the last ones of the training rows.
+    groups : NDArray[np.int64] | None
+        See `Dataset`.
     """
 
     images: NDArray[np.uint8]
@@ -47,6 +49,7 @@ class RawImages:
     class_names: tuple[str, ...]
     notes: tuple[str, ...] = ()
     validation_size: int = 0
+    groups: NDArray[np.int64] | None = None
 
 
 def thread_map(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:

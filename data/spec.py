@@ -6,6 +6,7 @@ Nothing here touches a file, so that a wrong value stops a run before any data i
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,8 @@ CAPTIONED_DATASETS: tuple[str, ...] = ("scenes", "coco")
 """Those whose images have captions; of COCO where its files of captions are there."""
 VECTOR_DATASETS: dict[str, str] = {"tabular": "table", "series": "series"}
 """Those of numbers, and what a model of theirs reads (`models.MODALITIES`)."""
+HUB_PREFIX = "hf:"
+"""What stands before the name of a data set of the Hugging Face hub, or of its layout."""
 PARTITIONS: tuple[str, ...] = ("dirichlet", "pathological", "class-shares", "iid")
 FLWR_PARTITION = "flwr:"
 """What stands before the name of a partitioner of flwr-datasets."""
@@ -53,13 +56,14 @@ class DataSpec:
     Parameters
     ----------
     dataset : str (default: "digits")
-        One of `DATASETS`.
+        One of `DATASETS`, or "hf:ORG/NAME" for one of the Hugging Face hub, "hf:ORG/NAME@REVISION"
+        for a state of it.
     data_dir : str (default: "")
         Folder with the dataset's files. Empty means the standard places, then a download where
         the library offers one; a named folder is never replaced by a download.
     partition : str (default: "dirichlet")
         One of `PARTITIONS`, "flwr:NAME" for a partitioner of flwr-datasets, or "natural:COLUMN"
-        for one client a value of that column (`tabular` and `series` only).
+        for one client a value of that column (`tabular`, `series` and `hf:` only).
     partition_options : str (default: "")
         What that takes: "num_shards_per_partition=2, shuffle=false", values in TOML.
     alpha : float (default: 0.1)
@@ -87,8 +91,12 @@ class DataSpec:
     image_size : int (default: 0)
         Side in pixels to which images are resized when the cache is built. 0 keeps their own.
     label_column, text_column : str (default: "")
-        Which columns of a table (`tsv`; the label also of `tabular` and `series`) hold the label
-        and the sentence: names in its header, or numbers from 1. Empty to find them.
+        Which columns of a table (`tsv`, `hf:`; the label also of `tabular` and `series`) hold the
+        label and the sentence: names in its header, or numbers from 1 (not of `hf:`). Empty to
+        find them.
+    image_column, data_config, data_split : str (default: "")
+        Of `hf:` only: the column of the images, the configuration, and the splits to train, test
+        and validate on, with commas between. Empty to find them.
 
     Raises
     ------
@@ -111,6 +119,9 @@ class DataSpec:
     label_column: str = ""
     text_column: str = ""
     partition_options: str = ""
+    image_column: str = ""
+    data_config: str = ""
+    data_split: str = ""
 
     @property
     def natural_column(self) -> str:
@@ -125,6 +136,20 @@ class DataSpec:
             if not (right_type and accepts(value)):
                 key = name.replace("_", "-")
                 raise DataError(f"{key}={value!r} is not accepted; give {accepted}.")
+
+
+def is_dataset(name: str) -> bool:
+    """Whether a value of `dataset` may be one; whether the hub has it is seen later."""
+    return name in DATASETS or bool(_HUB_NAME.fullmatch(name))
+
+
+def is_from_hub(name: str) -> bool:
+    """Whether a data set is one of the hub's layout."""
+    return name.startswith(HUB_PREFIX)
+
+
+_HUB_NAME = re.compile(rf"{HUB_PREFIX}[\w.-]+(/[\w.-]+)?(@[\w./-]+)?")
+EXPECTED_DATASET = f"one of {', '.join(DATASETS)}, or {HUB_PREFIX}ORG/NAME"
 
 
 def is_partition(name: str) -> bool:
@@ -143,7 +168,7 @@ def _one_of(names: tuple[str, ...]) -> tuple[Any, Callable[[Any], bool], str]:
 
 # Field -> (type, test, what is expected). The comparisons also refuse NaN.
 _RULES: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
-    "dataset": _one_of(DATASETS),
+    "dataset": (str, is_dataset, EXPECTED_DATASET),
     "data_dir": (str, lambda value: True, "a folder's path as a string"),
     "partition": (str, is_partition, EXPECTED_PARTITION),
     "partition_options": (str, lambda value: True, "a text"),
@@ -157,5 +182,8 @@ _RULES: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
     "subset": ((int, float), lambda value: 0 < value <= 1, "a number in (0, 1]"),
     "label_column": (str, lambda value: True, "a column's name or number as a string"),
     "text_column": (str, lambda value: True, "a column's name or number as a string"),
+    "image_column": (str, lambda value: True, "a column's name as a string"),
+    "data_config": (str, lambda value: True, "a configuration's name as a string"),
+    "data_split": (str, lambda value: True, "names of splits as a string"),
     "image_size": (int, lambda value: value >= 0, "a whole number of pixels, 0 for unchanged"),
 }

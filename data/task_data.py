@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from data.annotated import IGNORE, AnnotatedDataset, TextDataset
 from data.client_data import ClientData, device_indices
-from data.dataset import AnyDataset, load_dataset
+from data.dataset import load_dataset
+from data.entries import AnyDataset
 from data.image_dataset import Dataset, ImageDataset
 from data.partition import ClientIndices, partition_indices
 from data.spec import DataError, DataSpec

@@ -12,7 +12,7 @@ import difflib
 import re
 from dataclasses import dataclass
 
-from data.spec import DATASETS, DataError
+from data.spec import DATASETS, DataError, is_dataset
 
 METRIC_OF: dict[str, str] = {
     "classification": "accuracy",
@@ -45,7 +45,9 @@ TASK_GROUPS: dict[str, str] = {
 """FedMuscle's two set-ups in their shape, on data that needs no download: six users with three
 multi-label tasks and three classifications, and ten with segmentation and text as well."""
 
-_ENTRY = re.compile(r"(?P<task>[a-z]+)(?:@(?P<dataset>[a-z0-9-]+))?(?:\[(?P<classes>[0-9+-]+)\])?")
+_ENTRY = re.compile(
+    r"(?P<task>[a-z]+)(?:@(?P<dataset>hf:[\w./@-]+|[a-z0-9-]+))?(?:\[(?P<classes>[0-9+-]+)\])?"
+)
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class TaskSpec:
     task : str
         One of `TASKS`.
     dataset : str
-        A name in `data.DATASETS`; empty for the run's own.
+        A name in `data.DATASETS` or of the hub; empty for the run's own.
     classes : tuple of int
         The labels it is restricted to, ascending; empty for all.
     """
@@ -98,7 +100,7 @@ def parse_task(text: str) -> TaskSpec:
     task, dataset = found["task"], found["dataset"] or ""
     if task not in TASKS:
         raise DataError(f"tasks: {task!r} is no task{_nearest(task, TASKS)}")
-    if dataset and dataset not in DATASETS:
+    if dataset and not is_dataset(dataset):
         raise DataError(f"tasks: {dataset!r} is no data set{_nearest(dataset, DATASETS)}")
     return TaskSpec(task, dataset, _classes(found["classes"] or "", text))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,15 +74,6 @@ class VectorDataset(Vectors, Dataset):
 
     name: str = ""
     fingerprint: str = ""
-
-    @cached_property
-    def labels_digest(self) -> str:
-        """As that of `Dataset`, and of whose the rows are."""
-        own = super().labels_digest
-        if self.groups is None:
-            return own
-        text = own.encode() + self.groups.astype("<i8").tobytes()
-        return hashlib.sha256(text).hexdigest()[:16]
 
     @property
     def features(self) -> int:

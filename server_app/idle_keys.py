@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from data.spec import FLWR_PARTITION, VECTOR_DATASETS
+from data.spec import FLWR_PARTITION, HUB_PREFIX, VECTOR_DATASETS, is_from_hub
 from strategies.base.options import option_keys
 from strategies.base.run_config import RunConfig
 
@@ -26,7 +26,8 @@ def idle_keys(run: RunConfig) -> list[str]:
 def _unread(run: RunConfig) -> dict[str, list[str]]:
     """Return the keys that nothing reads, by the setting that decides so."""
     partition, schedule = run.partition, run.lr_schedule
-    sentences = run.dataset == "tsv" or "tsv" in run.tasks
+    hub = is_from_hub(run.dataset) or HUB_PREFIX in run.tasks
+    sentences = hub or run.dataset == "tsv" or "tsv" in run.tasks
     numbers = any(name == run.dataset or name in run.tasks for name in VECTOR_DATASETS)
     unread = {
         f"partition = {partition!r}": [
@@ -46,6 +47,7 @@ def _unread(run: RunConfig) -> dict[str, list[str]]:
         f"dataset = {run.dataset!r}": [
             *["label-column"] * (not sentences and not numbers),
             *["text-column"] * (not sentences),
+            *["image-column", "data-config", "data-split"] * (not hub),
         ],
         f"method = {run.method!r}": (
             [] if run.chosen_method.public_data else ["public-dataset", "public-size"]

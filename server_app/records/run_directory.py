@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import io
 import json
+import re
 import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -191,7 +192,8 @@ class RunDirectory:
 
 
 def _fresh_name(run: RunConfig) -> str:
-    return f"{run.method}-{run.dataset}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    dataset = re.sub(r"[^\w.-]+", "-", run.dataset)
+    return f"{run.method}-{dataset}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
 def _make(path: Path, name: str) -> None:

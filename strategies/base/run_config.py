@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from data import DATASETS, PARTITIONS, DataSpec
-from data.spec import EXPECTED_PARTITION, is_partition
+from data.spec import EXPECTED_DATASET, EXPECTED_PARTITION, is_dataset, is_partition
 from strategies.base.lr_schedule import SCHEDULES, LrSchedule
 from strategies.base.method import Method, Training, get_method
 from strategies.base.narrowing import WIRE_DTYPES
@@ -72,16 +72,25 @@ class RunConfig:
     schedule
         Your own choice of who takes part and when a run ends, see strategies/README.md.
     dataset
-        The examples that clients share. A device with data of its own names its own.
+        The examples that clients share; "hf:ORG/NAME": of the Hugging Face hub, or a copy of its
+        layout in `data-dir`. A device with data of its own names its own.
     data_dir
         Where the files of the data set are.
     image_size
         Side in pixels to which images and masks are resized; 0 keeps the data set's own.
     label_column
-        Which column of a `tsv` file, a table or a series is the label; empty: found by its name,
-        in a `tsv` file else the first.
+        Which column of a `tsv` file, a table, a series or `hf:` is the label; empty: found by its
+        name, in a `tsv` file else the first.
     text_column
-        Which column of a `tsv` file is the sentence; empty: found by the header, else the rest.
+        Which column of a `tsv` file or `hf:` is the sentence; empty: found by the header, else
+        the rest. Of `hf:` images are taken if there are any, unless this is set.
+    image_column
+        Which column of `hf:` has the images; empty: the only one that has.
+    data_config
+        Which configuration of `hf:`, where it has several.
+    data_split
+        Which splits of `hf:` to train, test and validate on, with commas between; empty: found by
+        their names.
     subset
         Share of every class that is used, of training and test examples alike.
     partition
@@ -226,11 +235,14 @@ class RunConfig:
     method: str = option("fedre", hint="the name of a method, or of a module with your own")
     method_options: str = option("", hint="a text of pairs key=value of the method that runs")
     schedule: str = option("", hint="a text: module:factory; empty: the seeded uniform draw")
-    dataset: str = option("digits", *DATASETS)
+    dataset: str = option("digits", hint=EXPECTED_DATASET)
     data_dir: str = option("", hint="a text: a folder; empty: the standard places, then a download")
     image_size: int = option(0, minimum=0, maximum=1024)
     label_column: str = option("", hint="a text: a name in the header, or a number from 1")
     text_column: str = option("", hint="a text: a name in the header, or a number from 1")
+    image_column: str = option("", hint="a text: a column's name")
+    data_config: str = option("", hint="a text: a configuration's name")
+    data_split: str = option("", hint="a text: names of splits, with commas between")
     subset: float = option(1.0, above=0, maximum=1)
     partition: str = option("dirichlet", hint=EXPECTED_PARTITION)
     partition_options: str = option("")
@@ -340,6 +352,12 @@ class RunConfig:
                     f"tracker = {self.tracker!r}: expected any of {', '.join(TRACKERS)}, each "
                     f"once, got {name!r}" + (f"; did you mean {near}?" if near else "")
                 )
+        if not is_dataset(self.dataset):
+            near = nearest(self.dataset, DATASETS)
+            raise ConfigError(
+                f"dataset = {self.dataset!r}: expected {EXPECTED_DATASET}"
+                + (f"; did you mean {near}?" if near else "")
+            )
         if not is_partition(self.partition):
             near = nearest(self.partition, PARTITIONS)
             raise ConfigError(
