@@ -14,6 +14,7 @@ from typing import Any
 from data.folder_tree import PARTS, name_key
 from data.spec import HUB_PREFIX, DataError, DataSpec
 from data.stamps import files_below, stamp_of
+from data.table_files import separator_of
 
 Parts = dict[str, Any]
 """Tables (`datasets.Dataset`) by "train", "test", "validation"."""
@@ -80,9 +81,9 @@ def _load(datasets: Any, spec: DataSpec, data_dir: Path | None, scratch: str) ->
                 f"data-dir={str(data_dir)!r}: {spec.dataset} is read from a folder or from one "
                 f"file that ends in {', '.join(_FILES)}."
             )
-        tabs = {"sep": "\t"} if suffix == ".tsv" else {}
+        more = {"sep": separator_of(data_dir)} if _FILES[suffix] == "csv" else {}
         files = {"train": str(data_dir)}
-        return datasets.load_dataset(_FILES[suffix], data_files=files, cache_dir=scratch, **tabs)
+        return datasets.load_dataset(_FILES[suffix], data_files=files, cache_dir=scratch, **more)
     if not data_dir.is_dir():
         raise DataError(f"data-dir={str(data_dir)!r}: there is no such folder or file.")
     if any((data_dir / name).exists() for name in ("dataset_dict.json", "state.json")):

@@ -16,6 +16,7 @@ SUFFIXES = (".csv", ".tsv", ".txt", ".parquet")
 SEPARATORS = ",;\t|"
 
 _LARGEST = 2**30  # bytes; cells are held in memory while the data set is built
+_LONGEST_HEADER = 2**20  # characters
 _DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")
 
 
@@ -90,8 +91,7 @@ def _cell(text: str) -> str:
 
 def _text(path: Path, label_column: str) -> tuple[list[str], list[list[str]], list[int]]:
     text = read_user_text(path, _LARGEST)
-    first = text.lstrip("\n").partition("\n")[0]
-    separator = max(SEPARATORS, key=lambda sign: len(next(csv.reader([first], delimiter=sign), [])))
+    separator = _separator(text.lstrip("\n").partition("\n")[0])
     reader = csv.reader(text.splitlines(keepends=True), delimiter=separator)
     rows: list[list[str]] = []
     lines: list[int] = []
@@ -122,6 +122,28 @@ def _text(path: Path, label_column: str) -> tuple[list[str], list[list[str]], li
     if names is None:
         return [str(number + 1) for number in range(len(rows[0]))], rows, lines
     return names, rows[1:], lines[1:]
+
+
+def separator_of(path: Path) -> str:
+    """Return the separator that cuts a file's first line into most cells.
+
+    Raises
+    ------
+    DataError
+        If it cannot be read, or has no text in its first line.
+    """
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            first = file.readline(_LONGEST_HEADER)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as UTF-8 ({error}).") from error
+    if not first.strip():
+        raise DataError(f"{path} has no header in its first line.")
+    return _separator(first)
+
+
+def _separator(first: str) -> str:
+    return max(SEPARATORS, key=lambda sign: len(next(csv.reader([first], delimiter=sign), [])))
 
 
 def _header(path: Path, first: list[str], label_column: str) -> list[str] | None:

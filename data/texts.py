@@ -113,7 +113,10 @@ def _find(data_dir: Path | None) -> tuple[Path, Path | None]:
             if train.exists():
                 return train, test if test.exists() else None
             if (folder / "train.csv").exists():
-                beside = f" There is {folder / 'train.csv'}: save it as tab-separated train.tsv."
+                beside = (
+                    f" There is {folder / 'train.csv'}: save it as tab-separated train.tsv, or set "
+                    "dataset=hf:NAME, tasks=text and data-dir to the file."
+                )
     looked = ", ".join(str(place) for place in places)
     raise DataError(
         f"tsv: no train.tsv found in {looked} or a sub-folder tsv; set data-dir to {LAYOUT}."

@@ -173,6 +173,19 @@ def test_sentences_from_any_column(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.parametrize(("suffix", "sign"), [("csv", ","), ("csv", ";"), ("tsv", "\t")])
+def test_sentences_in_a_table_of_text(tmp_path: Path, suffix: str, sign: str) -> None:
+    lines = [["id", "Kommentar", "Sterne"]]
+    lines += [[str(n), f'"number {n}{sign} quoted"', str(1 + 4 * (n % 2))] for n in range(20)]
+    file = tmp_path / f"reviews.{suffix}"
+    file.write_text("\n".join(sign.join(line) for line in lines), encoding="utf-8-sig")
+    refused(file, "which column is the label is not known; set label-column to one of id")
+    found = opened(file, label_column="Sterne")
+    assert isinstance(found, TextDataset)
+    assert found.class_names == ("1", "5")
+    assert sorted(found.sentences)[0] == f"number 0{sign} quoted"
+
+
 def test_one_client_a_writer(tmp_path: Path) -> None:
     rows = [{"image": png(n), "label": n % 2, "writer_id": n // 8} for n in range(24)]
     file = rows_of(tmp_path / "x.parquet", rows)
