@@ -30,7 +30,7 @@ def write_figures(folder: Path, analysis: Analysis) -> list[str]:
     for name, figure in _figures(analysis):
         for kind in ("png", "svg"):
             with replacing(folder / f"{name}.{kind}") as partial:
-                figure.savefig(partial, format=kind, dpi=110, bbox_inches="tight")
+                figure.savefig(partial, format=kind, dpi=110)
         names.append(name)
     return names
 

@@ -18,7 +18,7 @@ from deploy.kept_run import KeptClient, KeptRun, downlink_for
 from models import SplitModel
 from models.base import Backbone
 from strategies.base.options import ConfigError
-from strategies.common.training import EVALUATION_BATCH, device_batches
+from strategies.common.training import EVALUATION_BATCH, device_batches, precision
 
 REPRESENTATION = "representation"
 
@@ -54,7 +54,8 @@ class Analysed:
         """Return class probabilities (n, C) by the method's main prediction, and labels (n,)."""
         found, labels = [], []
         for inputs, targets in device_batches(self.client.context, split, EVALUATION_BATCH):
-            outputs = self.client.half.predict(self.client.state, self.downlink, inputs)
+            with precision(self.client.context):
+                outputs = self.client.half.predict(self.client.state, self.downlink, inputs)
             main = next(iter(outputs.values()))
             found.append(main.float().softmax(dim=1).cpu().numpy())
             labels.append(targets.cpu().numpy())

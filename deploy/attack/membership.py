@@ -6,7 +6,7 @@ under the ROC curve over all thresholds: 0.5 tells nothing, 1 tells all.
 
 | what was sent | loss of an image |
 |---|---|
-| weights | cross entropy of the model that was sent |
+| weights, of its own or a small model | cross entropy of the model that was sent |
 | a head | cross entropy of that head on the client's own extractor (the worst case) |
 | vectors, with classes | squared distance to the nearest vector of its class |
 | vectors without | squared distance to the nearest |
@@ -183,8 +183,8 @@ def sent_by(victim: Victim, extractor: nn.Module | None = None) -> Loss:
     `extractor` is another client's model, to which heads and vectors are put instead of its own.
     """
     uplink, model = victim.uplink, extractor or victim.model
-    if any(key.startswith("weights/") for key in uplink):
-        return CrossEntropy(victim.model)
+    if victim.shared is not None:
+        return CrossEntropy(victim.shared.model)
     if "head_weight" in uplink:
         return CrossEntropy(_with_head(model, uplink))
     device = next(model.parameters()).device
@@ -202,8 +202,8 @@ def sent_by(victim: Victim, extractor: nn.Module | None = None) -> Loss:
 
 def received_by(victim: Victim) -> Loss | None:
     """Return the loss on what a client had received, or None where that is no model of it."""
-    if any(key.startswith("weights/") for key in victim.received):
-        return CrossEntropy(model_before(victim))
+    if victim.shared is not None:
+        return CrossEntropy(model_before(victim, victim.shared))
     if "head_weight" in victim.received:
         return CrossEntropy(_with_head(victim.model, victim.received))
     return None

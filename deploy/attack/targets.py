@@ -97,6 +97,14 @@ def _stem_maps(victim: Victim) -> list[Target]:
     model, maps = victim.model, victim.uplink["s_in"]
     if not isinstance(model, Splittable):
         raise ConfigError(f"model {model.name} has no stem whose maps s_in could be")
+    with torch.no_grad():
+        first = torch.zeros(1, *victim.images.shape[1:], device=victim.context.device)
+        own = tuple(model.stem(first).shape[1:])
+    if own != maps.shape[1:]:
+        raise ConfigError(
+            f"client {victim.context.client_id}: it sent maps {maps.shape[1:]} of a common space, "
+            f"its own stem gives {own}; there is no attack on projected maps yet"
+        )
     order = torch.randperm(
         len(victim.labels), generator=victim.context.generator("features")
     ).numpy()

@@ -33,9 +33,10 @@ from deploy.attack.attacker import Progress, Seek
 from deploy.attack.auxiliary import Auxiliary
 from deploy.attack.labels import proportions_of_update
 from deploy.attack.targets import Target
-from deploy.attack.victims import Victim
+from deploy.attack.victims import SharedModel, Victim
 from deploy.attack.white_box import to_bytes, total_variation
 from strategies.base.options import ConfigError
+from strategies.common.optimizers import keep_compiler_out, take_step
 from strategies.common.weights import load_arrays
 
 UPDATE = "update"
@@ -87,7 +88,7 @@ class UpdateInversion:
         self, victim: Victim, targets: list[Target], known: Auxiliary, generator: torch.Generator
     ) -> Seek:
         """Return the attack on the model as the client received it."""
-        model, count = model_before(victim), len(targets)
+        model, count = model_before(victim, shared_by(victim)), len(targets)
         shape = victim.images.shape[1:]
         shares = proportions_of_update(victim.uplink, victim.received)
         labels = labels_in_proportion(shares, count, victim.model.num_classes)
@@ -135,17 +136,19 @@ class UpdateInversion:
         targets = torch.from_numpy(labels).to(device)
         hidden = torch.randn(len(labels), *shape, generator=generator).to(device)
         hidden.requires_grad_(True)
+        keep_compiler_out()
         optimizer = torch.optim.Adam([hidden], lr=self.lr)
         for step in range(self.steps):
             images = hidden.sigmoid()
             loss = F.cross_entropy(model(2 * images - 1), targets)
-            own = torch.autograd.grad(loss, parameters, create_graph=True)
+            own = torch.autograd.grad(
+                loss, parameters, create_graph=True, allow_unused=True, materialize_grads=True
+            )  # a network with several exits does not use all
             flat = torch.cat([item.flatten() for item in own])
             distance = 1 - F.cosine_similarity(flat, wanted, dim=0)
             smooth = self.tv_weight * total_variation(images) / images.numel()
-            optimizer.zero_grad(set_to_none=True)
             (hidden.grad,) = torch.autograd.grad(distance + smooth, [hidden])
-            optimizer.step()
+            take_step(optimizer)
             progress(step + 1)
         return to_bytes(hidden.detach().sigmoid())
 
@@ -156,46 +159,44 @@ def update_of(victim: Victim) -> NDArray[np.float32]:
     Raises
     ------
     ConfigError
-        The client sent no weights of its own model.
+        The client sent no weights.
     """
-    names = [f"weights/{name}" for name in travelling(victim)]
+    shared = shared_by(victim)
+    names = [f"{shared.field}/{name}" for name in travelling(victim, shared)]
     parts = [(victim.uplink[name] - victim.received[name]).ravel() for name in names]
     return np.concatenate(parts).astype(np.float32)
 
 
-def travelling(victim: Victim) -> list[str]:
-    """Return the names of the parameters that the client received and sent, in the model's order.
+def shared_by(victim: Victim) -> SharedModel:
+    """Return the model whose weights a client sent; raises `ConfigError` if it sent none."""
+    if victim.shared is not None:
+        return victim.shared
+    found = ", ".join(sorted({key.partition("/")[0] for key in victim.uplink})) or "nothing"
+    raise ConfigError(
+        f"client {victim.context.client_id}: the uplink has {found}, and --attacker update needs "
+        "weights of a model; --attacker white-box seeks images in vectors and heads"
+    )
 
-    Raises
-    ------
-    ConfigError
-        There are none.
-    """
-    names = [
+
+def travelling(victim: Victim, shared: SharedModel) -> list[str]:
+    """Return the names of the parameters that the client received and sent, in their order."""
+    return [
         name
-        for name, _ in victim.model.named_parameters()
-        if f"weights/{name}" in victim.uplink and f"weights/{name}" in victim.received
+        for name, _ in shared.model.named_parameters()
+        if f"{shared.field}/{name}" in victim.uplink and f"{shared.field}/{name}" in victim.received
     ]
-    if not names:
-        found = ", ".join(sorted({key.partition("/")[0] for key in victim.uplink})) or "nothing"
-        raise ConfigError(
-            f"client {victim.context.client_id}: the uplink has {found}, and --attacker update "
-            "needs weights of the client's own model; --attacker white-box seeks images in vectors "
-            "and heads"
-        )
-    return names
 
 
-def model_before(victim: Victim) -> nn.Module:
-    """Return the client's model with the weights it received; those that travel take gradients."""
-    model = copy.deepcopy(victim.model)
+def model_before(victim: Victim, shared: SharedModel) -> nn.Module:
+    """Return a model with the weights that the client received; those take gradients."""
+    model = copy.deepcopy(shared.model)
     entries: Mapping[str, Any] = {
         key.partition("/")[2]: item
         for key, item in victim.received.items()
-        if key.startswith(("weights/", "buffers/"))
+        if key.startswith((f"{shared.field}/", "buffers/"))
     }
     load_arrays(model.state_dict(), entries)
-    names = set(travelling(victim))
+    names = set(travelling(victim, shared))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in names)
     return model.eval()

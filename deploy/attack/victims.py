@@ -19,10 +19,27 @@ from server_app.rounds.method_server import MethodServer
 from strategies.base.client import ClientContext
 from strategies.base.options import ConfigError
 from strategies.base.payload import named_arrays
+from strategies.common.small_model import SmallModelServer, first_small_model
 from strategies.common.weights import load_arrays
 
 CHANGES = ("weights", "theta", "head_weight")
 """Fields of an uplink that are what the downlink's became in training."""
+
+
+@dataclass(frozen=True, eq=False)
+class SharedModel:
+    """A model that travels: the client's own, or the small one that all clients have.
+
+    Attributes
+    ----------
+    field : str
+        Of the payload, "weights" or "theta".
+    model : SplitModel
+        As it was sent, in evaluation mode, on the client's device.
+    """
+
+    field: str
+    model: SplitModel
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +59,8 @@ class Victim:
         (n,) their classes.
     uplink : Mapping of str to ndarray
         The arrays it sent.
+    shared : SharedModel or None
+        The model whose weights it sent, if it sent any.
     received : Mapping of str to ndarray
         The arrays it was sent at the start of the round, where what it sent is a change of them;
         else empty.
@@ -52,6 +71,7 @@ class Victim:
     images: NDArray[np.uint8]
     labels: NDArray[np.int64]
     uplink: Mapping[str, NDArray[Any]]
+    shared: SharedModel | None
     received: Mapping[str, NDArray[Any]]
 
 
@@ -120,26 +140,44 @@ class Scene:
         model = getattr(client.state, "model", None)
         if not isinstance(model, SplitModel):
             raise ConfigError(f"client {client_id}: method {context.run.method} has no one model")
-        _load_sent(client, model, uplink)
+        shared = self._shared(client, model, uplink)
         model.eval().requires_grad_(False).to(context.device)
         images, labels = context.data.train.batch(np.arange(len(context.data.train)))
         if images.dim() != 4:
             raise ConfigError(f"client {client_id}: its examples are no images, which is needed")
         received = named_arrays(downlink) if changes else {}
-        return Victim(context, model, images.numpy(), labels.numpy(), uplink, received)
+        return Victim(context, model, images.numpy(), labels.numpy(), uplink, shared, received)
+
+    def _shared(
+        self, client: KeptClient, model: SplitModel, uplink: Mapping[str, NDArray[Any]]
+    ) -> SharedModel | None:
+        """Return the model whose weights were sent; the client's own is given them in place."""
+        fields = {key.partition("/")[0] for key in uplink}
+        if "weights" in fields:
+            _load_sent(client, model, uplink, ("weights/", "buffers/"))
+            return SharedModel("weights", model)
+        if "theta" not in fields or not isinstance(self.server.half, SmallModelServer):
+            return None
+        context = self.server.context
+        small = first_small_model(context, self.server.half.small_width(context))
+        _load_sent(client, small, uplink, ("theta/",))
+        small.eval().requires_grad_(False).to(client.context.device)
+        return SharedModel("theta", small)
 
 
-def _load_sent(client: KeptClient, model: SplitModel, uplink: Mapping[str, NDArray[Any]]) -> None:
+def _load_sent(
+    client: KeptClient,
+    model: SplitModel,
+    uplink: Mapping[str, NDArray[Any]],
+    fields: tuple[str, ...],
+) -> None:
     """Give a model that no state keeps the weights and buffers that the client sent."""
-    sent = {
-        key.partition("/")[2]: item
-        for key, item in uplink.items()
-        if key.startswith(("weights/", "buffers/"))
-    }
+    sent = {key.partition("/")[2]: item for key, item in uplink.items() if key.startswith(fields)}
     own = model.state_dict()
-    if unlike := [name for name, item in sent.items() if own[name].shape != item.shape]:
+    shapes = {name: tuple(item.shape) for name, item in own.items()}
+    if unlike := [name for name, item in sent.items() if shapes.get(name) != item.shape]:
         raise ConfigError(
-            f"client {client.context.client_id}: its {unlike[0]} has another shape in the uplink "
-            "than in its model, which cannot be attacked here"
+            f"client {client.context.client_id}: {unlike[0]} of the uplink is not as in its model; "
+            f"weights of method {client.context.run.method} are not attacked here"
         )
     load_arrays(own, sent)

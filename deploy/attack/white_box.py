@@ -27,6 +27,7 @@ from deploy.attack.auxiliary import Auxiliary
 from deploy.attack.targets import LOGITS, REPRESENTATION, STEM, Target, vectors_of
 from deploy.attack.victims import Victim
 from models import SplitModel
+from strategies.common.optimizers import keep_compiler_out, take_step
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ class WhiteBox:
         wanted = torch.from_numpy(vectors).to(device)
         first = torch.randn(len(vectors), *shape, generator=generator)
         hidden = first.to(device).requires_grad_(True)
+        keep_compiler_out()
         optimizer = torch.optim.Adam([hidden], lr=self.lr)
         for step in range(self.steps):
             images = hidden.sigmoid()
@@ -113,7 +115,7 @@ class WhiteBox:
             loss = distance + self.tv_weight * total_variation(images)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
-            optimizer.step()
+            take_step(optimizer)
             progress(step + 1)
         return to_bytes(hidden.detach().sigmoid())
 

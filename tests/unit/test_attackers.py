@@ -15,6 +15,7 @@ from deploy.attack.comparison import ahead_of, verdict_on
 from deploy.attack.decoder import Decoder
 from deploy.attack.labels import labels_told, proportions_of_update
 from deploy.attack.membership import (
+    RECEIVED,
     Distance,
     area_under_curve,
     comparable,
@@ -175,6 +176,21 @@ def test_weights_of_a_run(tmp_path: Path) -> None:
     assert all(item.inferred for item in findings.labels)
     with pytest.raises(ConfigError, match="--attacker update seeks images in weights"):
         attack(scene, Plan())
+
+
+def test_a_small_model_that_travels(tmp_path: Path) -> None:
+    run = run_kept(tmp_path, method="fml", fml__small_model="cnn5")
+    scene = Scene.of(run.path)
+    victim = scene.victim(0)
+    assert victim.shared is not None
+    assert victim.shared.model is not victim.model
+    torch.testing.assert_close(
+        victim.shared.model.state_dict()["head.bias"],
+        torch.from_numpy(victim.uplink["theta/head.bias"]),
+    )
+    findings = attack(scene, Plan(vectors=2, attacker=UpdateInversion(steps=2, images=1)))
+    assert len(findings.results) == 2
+    assert all(item.areas[RECEIVED] >= 0 for item in infer_membership(scene, 0))
 
 
 def test_a_prototype_and_its_members(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
