@@ -17,6 +17,10 @@ from deploy.analyse.measures import (
 )
 from deploy.analyse.models import REPRESENTATION, analysed, common_examples
 from deploy.kept_run import KeptRun
+from strategies.base.options import ConfigError
+
+LARGEST_BYTES = 8e9
+"""Memory for Gram matrices."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,7 @@ def analyse(directory: Path, plan: Plan) -> Analysis:
     run = KeptRun.of(directory)
     wanted = evenly(run.trained(run.last_round), plan.clients)
     examples = common_examples(run, wanted, plan.images, plan.seed)
+    _refuse_large(len(examples), len(wanted))
     drawn = evenly(list(range(len(examples))), plan.map_images)
     on_map = evenly(wanted, plan.map_clients)
     grams: dict[str, dict[int, NDArray[np.float64]]] = {}
@@ -160,6 +165,17 @@ def analyse(directory: Path, plan: Plan) -> Analysis:
         map=points,
         map_note=note,
     )
+
+
+def _refuse_large(examples: int, clients: int) -> None:
+    """All Gram matrices are in memory at once: some five stages of every client."""
+    needed = 5 * 8 * examples**2 * clients
+    if needed > LARGEST_BYTES:
+        raise ConfigError(
+            f"--images {examples} with {clients} clients would take about {needed / 1e9:.1f} GB of "
+            f"memory, at most {LARGEST_BYTES / 1e9:.1f} GB are used; choose fewer images, or fewer "
+            "--clients"
+        )
 
 
 def _depth(item: tuple[str, object]) -> tuple[bool, int, str]:

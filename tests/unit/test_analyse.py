@@ -14,6 +14,7 @@ from deploy.analyse.analysis import Plan, analyse, evenly, mapped, pairs
 from deploy.analyse.command import FOLDER
 from deploy.analyse.measures import calibration, centred_gram, confusion, linear_cka
 from deploy.cli import main
+from strategies.base.options import ConfigError
 from tests.support import Outcome, run_federation
 
 pytest.importorskip("matplotlib", reason="needs the extra analyse")
@@ -114,6 +115,14 @@ def test_scores_are_those_of_the_closing_evaluation(run: Outcome) -> None:
     assert recorded
     for client, table in found.confusions.items():
         assert np.trace(table) / table.sum() == pytest.approx(recorded[client], abs=1e-5)
+
+
+def test_what_would_fill_the_memory_is_refused(
+    run: Outcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deploy.analyse.analysis.LARGEST_BYTES", 1e4)
+    with pytest.raises(ConfigError, match="--images 20 with 3 clients would take about"):
+        analyse(run.path, Plan(images=20))
 
 
 def test_a_run_without_states_is_refused(
