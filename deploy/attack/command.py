@@ -95,10 +95,10 @@ def _membership(scene: Scene, seed: int) -> int:
 
 
 def _announced(name: str, number: int, plan: Plan) -> str:
+    steps = f", {plan.attacker.steps} steps" if plan.attacker.steps > 1 else ""
     return (
-        f"attacking round {number} of {name}: {plan.attacker.name}, {plan.attacker.steps} steps, "
-        f"at most {plan.vectors} vectors, seed {plan.seed}; the images found are as private as the "
-        "data"
+        f"attacking round {number} of {name}: {plan.attacker.name}{steps}, at most {plan.vectors} "
+        f"vectors, seed {plan.seed}; the images found are as private as the data"
     )
 
 

@@ -31,7 +31,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
 from deploy.attack.decoder import BLOCK
-from deploy.attack.targets import LOGITS, REPRESENTATION, STEM, targets_of
+from deploy.attack.targets import LOGITS, REPRESENTATION, targets_of
 from deploy.attack.update import model_before
 from deploy.attack.victims import Scene, Victim
 from deploy.attack.white_box import output_of
@@ -188,8 +188,6 @@ def sent_by(victim: Victim, extractor: nn.Module | None = None) -> Loss:
     if "head_weight" in uplink:
         return CrossEntropy(_with_head(model, uplink))
     device = next(model.parameters()).device
-    if "s_in" in uplink:
-        return Distance(model, STEM, _vectors(uplink["s_in"], device), None)
     targets_of(uplink, victim.labels)  # refuses what has no vectors, by name
     classes = next((uplink[key] for key in ("class_ids", "labels") if key in uplink), None)
     known = None if classes is None else torch.from_numpy(classes).long().to(device)
