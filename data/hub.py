@@ -161,7 +161,8 @@ def _split_names(spec: DataSpec, names: list[str]) -> dict[str, str]:
 
 
 def _undecoded(datasets: Any, table: Any) -> Any:
-    """Return a table whose images stay bytes and paths."""
+    """Return a table of plain values, whose images stay bytes and paths."""
+    table = table.with_format(None)
     for name, feature in table.features.items():
         if isinstance(feature, datasets.Image):
             table = table.cast_column(name, datasets.Image(decode=False))

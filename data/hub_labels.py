@@ -9,13 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.hub import Parts
-from data.labels import class_names_of, label_key
+from data.labels import FEW, MOST_CLASSES, class_names_of, label_key
 from data.spec import DataError, DataSpec
-
-MOST_CLASSES = 20_000
-"""Most classes; more are sentences or measurements in the label's place."""
-# From this many different labels on, most of them unique is a mistake rather than a small sample.
-_SUSPICIOUS = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +43,7 @@ def read_labels(spec: DataSpec, column: str, parts: Parts) -> Labels:
     DataError
         If a row has no label, or there is one class only, or nearly one a row; names part and row.
     """
-    columns = {part: table.with_format(None)[column][:] for part, table in parts.items()}
+    columns = {part: table[column][:] for part, table in parts.items()}
     names = getattr(next(iter(parts.values())).features[column], "names", None)
     for part, values in columns.items():
         gaps = [
@@ -79,7 +74,7 @@ def _numbered(spec: DataSpec, column: str, values: list[Any]) -> Labels:
     texts = [str(value) for value in values]
     spellings, joined = class_names_of(texts)
     names = sorted(set(spellings.values()), key=_by_number)
-    most_are_unique = len(names) >= _SUSPICIOUS and 2 * len(names) > len(values)
+    most_are_unique = len(names) >= FEW and 2 * len(names) > len(values)
     if most_are_unique or len(names) > MOST_CLASSES:
         raise DataError(
             f"{spec.dataset}: column {column!r} has {len(names):,} different values in "

@@ -11,6 +11,11 @@ from data.folder_tree import name_key
 MISSING = frozenset(("nan", "na", "n/a", "#n/a", "none", "null", "-", "?"))
 """What programs write in the place of a missing label, in lower case."""
 
+MOST_CLASSES = 20_000
+"""Most labels of sentences or images; more are sentences or numbers in the label's place."""
+FEW = 5
+"""From this many different labels on, most of them unique is a mistake, not a small sample."""
+
 _NUMBER = re.compile(r"(-?\d+)(\.0+)?")
 
 

@@ -14,18 +14,13 @@ import numpy as np
 
 from data.annotated import RawTexts
 from data.columns import Columns
-from data.labels import MISSING, class_names_of, label_key
+from data.labels import FEW, MISSING, MOST_CLASSES, class_names_of, label_key
 from data.part_notes import part_notes
 from data.raw import split_without_official_test
 from data.spec import DataError
 from data.stamps import stamp_of
 from data.standard_places import standard_places
 from data.tables import LAYOUT, Table, read_table
-
-MOST_CLASSES = 20_000
-"""Most labels of a file; more are sentences or numbers in the label's place."""
-# From this many different labels on, most of them unique is a mistake rather than a small sample.
-_SUSPICIOUS = 5
 
 
 def tsv(data_dir: Path | None, label_column: str = "", text_column: str = "") -> RawTexts:
@@ -143,7 +138,7 @@ def _refuse_unique(table: Table) -> None:
     """Refuse a file in which most labels are unique: another column, or no labels at all."""
     labels = [label for label, _ in table.examples]
     different = len({label_key(label) for label in labels})
-    if table.columns.chosen or different < _SUSPICIOUS or 2 * different <= len(labels):
+    if table.columns.chosen or different < FEW or 2 * different <= len(labels):
         return
     texts = len({text for _, text in table.examples})
     label, text = table.columns.label + 1, table.columns.text + 1
