@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import secrets
 import signal
 import socket
 import ssl
@@ -23,6 +25,10 @@ RUNS = ("flwr-serverapp", "flwr-simulation")
 """Programs that record rounds."""
 RUN_SECONDS = 5.0
 """What one of them has to leave a report."""
+_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_LOWEST_PORT = 20000  # Ray's workers take those from 10002 to 19999
+_PORT_START = secrets.randbelow(2**16)  # processes that look at one time look elsewhere
+_PORT_COUNT = itertools.count()
 
 
 def all_processes() -> dict[psutil.Process, tuple[int, int]]:
@@ -140,10 +146,28 @@ def executable(name: str) -> str:
 
 
 def free_port() -> int:
-    """Return a local port that nothing listens on."""
+    """Return a local port that nothing listens on, another one at every call in this process.
+
+    It lies below the ports from which the system takes those of outgoing connections: any of a
+    fleet's many connections could take the port before the process that was given it listens.
+    Where that leaves none, it is one of the system's choice.
+    """
+    lowest, end = _LOWEST_PORT, _first_outgoing_port()
+    for _ in range(end - lowest):
+        port = lowest + (_PORT_START + next(_PORT_COUNT)) % (end - lowest)
+        with contextlib.suppress(OSError), socket.socket() as listener:
+            listener.bind(("127.0.0.1", port))
+            return port
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+def _first_outgoing_port() -> int:
+    try:
+        return int(_PORT_RANGE.read_text(encoding="ascii").split()[0])
+    except FileNotFoundError:
+        return 49152  # IANA's, which systems without this file have
 
 
 def answers(url: str, root_certificates: Path | None = None) -> bool:
