@@ -100,7 +100,7 @@ def say_rounds(running: LocalFleet, count: int, rounds: int, say: Callable[[str]
     run_id = running.submit(
         {
             "method": "fedre", "num-rounds": rounds, "min-clients": count, "min-examples": 5,
-            "evaluate-when": "post", "round-timeout": 300.0, "wait-timeout": 300.0,
+            "evaluate-when": "post", "round-timeout": 600.0, "wait-timeout": 600.0,
             "output-dir": str(running.fleet.directory / "runs"),
         }
     )  # fmt: skip
@@ -112,7 +112,7 @@ def say_rounds(running: LocalFleet, count: int, rounds: int, say: Callable[[str]
     run = running.wait(run_id, LONGEST_S + rounds * LONGEST_ROUND_S, on_line=on_line)
     say(f"  run {run.status}, {time.monotonic() - begin:.0f} s")
     if not run.completed:
-        say("\n".join(run.log.splitlines()[-5:]))
+        say("\n".join(run.log.splitlines()[-15:]))
 
 
 def main() -> None:
