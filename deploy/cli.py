@@ -11,6 +11,7 @@ from typing import NamedTuple
 from deploy import past_runs, run
 from deploy.analyse import command as analyse
 from deploy.attack import command as attack
+from deploy.attack import poison_command as poison
 from deploy.compare import command as compare
 from deploy.contract import command as contract
 from deploy.costs import command as costs
@@ -59,6 +60,8 @@ def make_parser() -> argparse.ArgumentParser:
                 tuple(fleet.EXAMPLES.values()), fleet.add_arguments, fleet.execute),
         Command("attack", "seek clients' images in what they sent, beside what needs no attack",
                 (attack.EXAMPLE,), attack.add_arguments, attack.execute),
+        Command("poison", "let clients of a simulation send wrong numbers, by method and mean",
+                (poison.EXAMPLE,), poison.add_arguments, poison.execute),
         Command("analyse", "compare a run's models: CKA, t-SNE, confusion, calibration",
                 (analyse.EXAMPLE,), analyse.add_arguments, analyse.execute),
         Command("costs", "reproduce the communication table of the FedRE paper",
