@@ -13,7 +13,9 @@ from strategies.base.run_config import RunConfig
 
 def unnamed_by(run: RunConfig) -> Refusal:
     """Return what refuses a module or a "model@place" that the run's own keys do not name."""
-    addresses = {*names_in(run.models), run.method, run.schedule}
+    options = [text for text in vars(run.method_config).values() if isinstance(text, str)]
+    own = [text for text in options if ":" in text or "@" in text]
+    addresses = {*names_in(run.models), run.method, run.schedule, *own}
     named = {name for address in addresses for name in (address, address.partition(":")[0])}
 
     def refusal(name: str) -> str | None:

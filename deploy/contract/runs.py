@@ -45,6 +45,12 @@ TINY: dict[str, Any] = {
 ONE_NETWORK = "*=resnet10-w4"
 """What takes the place of unlike models where clients have parts of one: it has BatchNorm."""
 
+NEEDED: dict[str, dict[str, Any]] = {
+    "fedktl": {"fedktl.generator": "models.image_generator:small", "fedktl.server-epochs": 2},
+}
+"""By method: keys that have no default, or make the server's part short. An untrained generator
+will do."""
+
 
 class NotKept(AssertionError):  # noqa: N818 - not an error of the program
     """The tested method does not keep to the contract; says what was found."""
@@ -146,11 +152,15 @@ class Candidate:
 
     def run(self, directory: Path, clients: int, **config: Any) -> Outcome:
         """Run a federation with it; its own keys count before those of the check."""
-        config |= models_for(self.method, str(config.get("models", SMALL["models"])))
+        config |= needed_by(self.method, str(config.get("models", SMALL["models"])))
         return run_federation(directory, clients, **{**config, "method": self.name, **self.config})
 
 
-def models_for(method: Method, models: str = SMALL["models"]) -> dict[str, str]:
-    """Return `models` with one network where that is what the method needs."""
+def needed_by(method: Method, models: str = SMALL["models"]) -> dict[str, Any]:
+    """Return the keys without which a method cannot run, with small ones for a test.
+
+    `models` is one network where that is what the method needs.
+    """
     unlike = len(set(resolve_models(models))) > 1
-    return {"models": ONE_NETWORK if method.one_network and unlike else models}
+    one = {"models": ONE_NETWORK if method.one_network and unlike else models}
+    return {**NEEDED.get(method.name, {}), **one}

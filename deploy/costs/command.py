@@ -48,6 +48,11 @@ PER_METHOD: dict[str, dict[str, Any]] = {
     # Less work on the server, where it takes long; that changes no payload.
     "fedgen": {"fedgen.server-steps": 1},
     "fedtgp": {"fedtgp.server-epochs": 1},
+    # The server needs a generator; an untrained one makes pictures of the same size.
+    "fedktl": {
+        "fedktl.generator": "models.image_generator:small_colour",
+        "fedktl.server-epochs": 1,
+    },
     # Exits stand between a ResNet's stages.
     "scalefl": {"models": "*=resnet10"},
     # One contrastive step; `--muscle` has a table of its own.

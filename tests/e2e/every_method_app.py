@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from client_app.app import app as client_app
-from deploy.contract.runs import models_for
+from deploy.contract.runs import needed_by
 from server_app.app import app as server_app
 from server_app.console import say
 from strategies.base.messages import CONTROL
@@ -35,14 +35,14 @@ def wire_of(name: str) -> str:
 
 def with_method(context: Context, name: str) -> Context:
     """Return a context whose run-config asks for one method, in a run of that name."""
-    models = models_for(get_method(name), str(context.run_config["models"]))
+    needed = needed_by(get_method(name), str(context.run_config["models"]))
     keys = {"method": name, "run-name": name, "wire-dtype": wire_of(name)}
     return Context(
         run_id=context.run_id,
         node_id=context.node_id,
         node_config=context.node_config,
         state=context.state,
-        run_config={**context.run_config, **models, **keys},
+        run_config={**context.run_config, **needed, **keys},
     )
 
 
