@@ -105,6 +105,10 @@ def small_colour() -> SmallGenerator:
     return SmallGenerator(channels=3)
 
 
+# Not looked up as own code: started in a clone, a run would find this file there a second time.
+_BUILT_IN = {f"{__name__}:{factory.__name__}": factory for factory in (small, small_colour)}
+
+
 def load_generator(address: str, weights: str = "", seed: int = 0) -> ImageGenerator:
     """Make a generator, fill it with weights, and try it.
 
@@ -129,7 +133,7 @@ def load_generator(address: str, weights: str = "", seed: int = 0) -> ImageGener
         else, weights do not fit, or latents or images are not as `ImageGenerator` says.
     """
     try:
-        factory = load_own(address)
+        factory = _BUILT_IN.get(address) or load_own(address)
     except OwnCodeError as error:
         raise ModelError(str(error)) from error
     if not callable(factory):

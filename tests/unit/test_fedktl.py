@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from deploy.train_generator import main, trained
 from models.image_generator import ImageGenerator, load_generator, small
-from models.own_code import refusing
+from models.own_code import refusing, searching
 from server_app.own_names import unnamed_by
 from strategies.base.client import ClientContext
 from strategies.base.messages import ClientUpdate
@@ -304,6 +304,11 @@ def test_weights_come_from_a_file_that_holds_no_code(tmp_path: Path) -> None:
             ServerAtWork(a_run(generator_weights=str(weights)))
     with pytest.raises(ConfigError, match=r"the weights of 'models.*lack"):
         ServerAtWork(a_run(generator="models.image_generator:small", generator_weights=str(file)))
+
+
+def test_the_small_generator_is_found_from_within_a_clone() -> None:
+    with searching(Path(__file__).parents[2]):
+        assert load_generator("models.image_generator:small").latent_dim == 32
 
 
 def test_latents_that_kernels_cannot_see_are_remarked_on() -> None:
