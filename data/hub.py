@@ -69,6 +69,17 @@ def open_parts(spec: DataSpec, data_dir: Path | None, scratch: Path) -> tuple[Pa
     return {part: _undecoded(datasets, splits[name]) for part, name in names.items()}, unused
 
 
+def folders_of(data_dir: Path | None, scratch: Path) -> tuple[Path, ...]:
+    """Return the folders of a data set's own files: its copy's, or where the hub's are put."""
+    if data_dir is not None:
+        folder = data_dir if data_dir.is_dir() else data_dir.parent
+        return folder, folder.resolve()
+    from datasets import config
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return scratch, Path(config.DOWNLOADED_DATASETS_PATH), Path(HF_HUB_CACHE)
+
+
 def _load(datasets: Any, spec: DataSpec, data_dir: Path | None, scratch: str) -> Any:
     config = spec.data_config or None
     if data_dir is None:

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from data.annotated import RawTexts
 from data.decode import Encoded, decode_images
-from data.hub import Parts, open_parts
+from data.hub import Parts, folders_of, open_parts
 from data.hub_columns import HubColumns, choose_columns
 from data.hub_labels import Labels, read_labels
+from data.outlines import inside
 from data.part_notes import part_notes
 from data.raw import RawImages, split_without_official_test
 from data.spec import DataError, DataSpec
@@ -43,7 +44,8 @@ def hub_examples(spec: DataSpec, data_dir: Path | None, target: Path) -> RawImag
     DataError
         If the data set cannot be read, or its columns, labels or images are not as described.
     """
-    found, unused = open_parts(spec, data_dir, target.parent.parent / "tables")
+    scratch = target.parent.parent / "tables"
+    found, unused = open_parts(spec, data_dir, scratch)
     columns = choose_columns(spec, dict(found["train"].features))
     parts: Parts = {part: found[part] for part in _ORDER if part in found}
     _check(spec, parts, columns)
@@ -58,7 +60,8 @@ def hub_examples(spec: DataSpec, data_dir: Path | None, target: Path) -> RawImag
 
     size = trained + validated
     if columns.images:
-        files = _Files(spec.dataset, columns.example, parts, data_dir).in_order(order)
+        folders = folders_of(data_dir, scratch)
+        files = _Files(spec.dataset, columns.example, parts, folders).in_order(order)
         pictures = decode_images(files, spec.image_size, target)
         about = notes(np.ascontiguousarray(image).tobytes() for image in pictures.images)
         about = *about, *pictures.notes
@@ -130,8 +133,8 @@ class _Files(Sequence[Encoded]):
         Of the data set, and of the images in it.
     parts : dict
         The tables.
-    root : Path | None
-        Where paths in the column start.
+    folders : tuple of Path
+        Below which named files lie; where names start, in the first.
     places : sequence of (str, int)
         Part and row of each image.
     """
@@ -139,13 +142,15 @@ class _Files(Sequence[Encoded]):
     name: str
     column: str
     parts: Parts = field(repr=False)
-    root: Path | None
+    folders: tuple[Path, ...]
     places: Sequence[tuple[str, int]] = ()
 
     def in_order(self, order: Rows) -> _Files:
         """Return all images in an order of the rows of all parts, one after the other."""
         places = [(part, row) for part, table in self.parts.items() for row in range(len(table))]
-        return _Files(self.name, self.column, self.parts, self.root, [places[row] for row in order])
+        return _Files(
+            self.name, self.column, self.parts, self.folders, [places[row] for row in order]
+        )
 
     def __len__(self) -> int:
         return len(self.places)
@@ -156,24 +161,25 @@ class _Files(Sequence[Encoded]):
     def __getitem__(self, index: slice) -> _Files: ...
     def __getitem__(self, index: int | slice) -> Encoded | _Files:
         if isinstance(index, slice):
-            return _Files(self.name, self.column, self.parts, self.root, self.places[index])
+            return _Files(self.name, self.column, self.parts, self.folders, self.places[index])
         part, row = self.places[index]
         owner = f"{self.name}, row {row + 1} of its {part} part"
         value = self.parts[part].data.column(self.column)[row].as_py()
-        return Encoded(owner, *_stored(value, self.root, owner))
+        return Encoded(owner, *_stored(value, self.folders, owner))
 
 
-def _stored(value: Any, root: Path | None, owner: str) -> tuple[bytes | None, Path | None]:
-    """Return the bytes or the path of one cell."""
+def _stored(value: Any, folders: tuple[Path, ...], owner: str) -> tuple[bytes | None, Path | None]:
+    """Return the bytes or the path of one cell; a path must not lead out of the data set."""
     content = value.get("bytes") if isinstance(value, dict) else value
     if isinstance(content, bytes):
         return content, None
-    path = value.get("path") if isinstance(value, dict) else value
-    if not isinstance(path, str) or not path:
+    name = value.get("path") if isinstance(value, dict) else value
+    if not isinstance(name, str) or not name:
         raise DataError(f"{owner} has no image; remove such rows.")
-    if root is not None:
-        return None, (root if root.is_dir() else root.parent) / path
-    return None, Path(path)
+    for folder in folders:
+        if Path(name).is_relative_to(folder):  # as `datasets` names the files that it found itself
+            return None, inside(folder, str(Path(name).relative_to(folder)), owner)
+    return None, inside(folders[0], name, owner)
 
 
 def _said(

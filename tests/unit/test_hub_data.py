@@ -13,6 +13,8 @@ from pyarrow import parquet
 
 import data
 from data import DataError, DataSpec, ImageDataset, TextDataset, load_client_data, load_dataset
+from data.hub import folders_of
+from data.hub_examples import _stored
 from tests.support import run_federation
 
 pytestmark = pytest.mark.usefixtures("private_cache")
@@ -103,6 +105,37 @@ def test_images_in_folders_and_labels_that_are_words_or_numbers(tmp_path: Path) 
     found = opened(tmp_path / "files/rows.jsonl", label_column="kind")
     assert sorted(found.images[:, 0, 0, 0]) == [0, 1, 2, 3, 4, 5]
     assert found.class_names == ("a", "b")
+
+
+@pytest.mark.parametrize("as_record", [False, True])
+def test_images_stay_in_their_folder(tmp_path: Path, as_record: bool) -> None:
+    """Rows are a stranger's; they must not have other files of this device read."""
+    for name in ("outside.png", "mine/0.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(png(1))
+    places = (
+        "../outside.png",
+        str(tmp_path / "outside.png"),
+        str(tmp_path / "mine/../outside.png"),
+    )
+    for place in places:
+        named = ["0.png", "0.png", "0.png", place]
+        rows = [
+            {"image": {"bytes": None, "path": name} if as_record else name, "label": n % 2}
+            for n, name in enumerate(named)
+        ]
+        file = rows_of(tmp_path / "mine/rows.parquet", rows)
+        refused(file, "row 4 of its train part names the picture .*outside.png', which is no file")
+
+
+def test_files_from_the_hub_lie_where_it_puts_them(tmp_path: Path) -> None:
+    found = folders_of(None, tmp_path)
+    assert found[0] == tmp_path
+    assert {"downloads", "hub"} <= {folder.name for folder in found[1:]}
+    with pytest.raises(DataError, match="row names the picture"):
+        _stored({"bytes": None, "path": "/etc/x.png"}, found, "row")
+    inner = found[2] / "x" / "1.png"
+    assert _stored({"bytes": None, "path": str(inner)}, found, "row") == (None, inner)
 
 
 def test_what_is_not_clear_is_refused_by_key(tmp_path: Path) -> None:
