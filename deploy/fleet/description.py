@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from data import DATASETS
+from data.spec import EXPECTED_DATASET
 from strategies.base.options import ConfigError, Rule, option
 
 HEARTBEAT_LIMIT = 60.0
@@ -153,9 +153,7 @@ class Device:
     partition_id: int | None = dataclasses.field(
         default=None, metadata={"rule": Rule(kind=int, minimum=0)}
     )
-    dataset: str = dataclasses.field(
-        default="", metadata={"rule": Rule(kind=str, choices=tuple(DATASETS))}
-    )
+    dataset: str = option("", hint=EXPECTED_DATASET)
     state_dir: str = option("", hint="an absolute path, or one that starts with ~")
     task: str = option("", hint="a text: a task, such as multilabel@voc")
     public_dir: str = option("", hint="an absolute path, or one that starts with ~")

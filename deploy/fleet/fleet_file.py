@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from data import DataError
+from data.spec import EXPECTED_DATASET, is_dataset
 from data.tasks import parse_task
 from deploy.fleet.description import Device, Fleet, Restarts, Server, Tls, is_loopback
 from deploy.yaml_files import read_yaml
@@ -140,6 +141,8 @@ def _device(value: object, where: str, partitions: int) -> Device:
             parse_task(device.task)
         except DataError as error:
             raise ConfigError(f"{where}.task = {device.task!r}: {error}") from error
+    if device.dataset and not is_dataset(device.dataset):
+        raise ConfigError(f"{where}.dataset = {device.dataset!r}: expected {EXPECTED_DATASET}")
     # A user's own `module:factory` can be looked up only on the device.
     if device.model and ":" not in device.model:
         try:

@@ -204,12 +204,14 @@ def test_own_certificates_lie_beside_the_fleet_file(tmp_path: Path) -> None:
     assert fleet.files.certificate_key == tmp_path / "server.key"
 
 
-def test_a_device_of_a_shared_data_set_may_say_where_it_lies(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["cifar10", "hf:uoft-cs/cifar10@main"])
+def test_a_device_of_a_shared_data_set_may_say_where_it_lies(tmp_path: Path, name: str) -> None:
     fleet = read(
         tmp_path,
-        lambda top: top["devices"][0].update({"dataset": "cifar10", "data-dir": "/data/cifar"}),
+        lambda top: top["devices"][0].update({"dataset": name, "data-dir": "/data/cifar"}),
     )
     assert fleet.devices[0].num_partitions == 2
+    assert f'dataset="{name}"' in fleet.devices[0].node_config("")
 
 
 def test_only_the_named_kinds_of_address_are_this_machine() -> None:
