@@ -28,7 +28,7 @@ from models import assign_model, model_info, tokeniser_of
 from models.own_code import Refusal
 from strategies.base.client import ClientContext
 from strategies.base.options import ConfigError, unknown_key
-from strategies.base.parsing import parse_run_config, refuse_unserved
+from strategies.base.parsing import parse_run_config, refuse_unserved, without_other_methods
 from strategies.base.run_config import DEVICE, NAME, RunConfig
 
 NODE_KEYS = (
@@ -163,7 +163,7 @@ def state_root(run: RunConfig, node: Mapping[str, object], run_name: str) -> Pat
 
 @lru_cache(maxsize=8)
 def _parse(items: tuple[tuple[str, bool | int | float | str], ...]) -> RunConfig:
-    return parse_run_config(dict(items))
+    return parse_run_config(without_other_methods(dict(items)))
 
 
 def _data(

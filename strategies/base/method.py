@@ -160,23 +160,20 @@ def register(module: str, *, summary: str, name: str = "", **declared: Any) -> M
 
 
 @cache
-def _built_in() -> dict[str, Method]:
-    """Import every module of `strategies` and return the methods, by name."""
-    methods: dict[str, Method] = {}
-    for entry in pkgutil.iter_modules(importlib.import_module("strategies").__path__):
-        if entry.name not in SHARED:
-            method: Method = importlib.import_module(f"strategies.{entry.name}").METHOD
-            if (known := methods.setdefault(method.name, method)) is not method:
-                raise ValueError(
-                    f"two methods are called {method.name!r}: {known.client.__module__} and "
-                    f"{method.client.__module__}"
-                )
-    return methods
-
-
 def method_names() -> tuple[str, ...]:
-    """Return the names of the methods that are part of Wildflower, sorted."""
-    return tuple(sorted(_built_in()))
+    """Return the names of the methods that are part of Wildflower, sorted; imports none."""
+    entries = pkgutil.iter_modules(importlib.import_module("strategies").__path__)
+    return tuple(sorted(e.name.replace("_", "-") for e in entries if e.name not in SHARED))
+
+
+@cache
+def _built_in(name: str) -> Method:
+    """Import one of `method_names`."""
+    module = f"strategies.{name.replace('-', '_')}"
+    method: Method = importlib.import_module(module).METHOD
+    if method.name != name:
+        raise ValueError(f"the METHOD of {module} is called {method.name!r}; expected {name!r}")
+    return method
 
 
 def get_method(name: str) -> Method:
@@ -187,13 +184,12 @@ def get_method(name: str) -> Method:
     ConfigError
         Naming the known ones, or what is wrong with the user's module.
     """
-    known = _built_in().get(name)
-    return known if known is not None else _own_method(name)
+    return _built_in(name) if name in method_names() else _own_method(name)
 
 
 def is_module_name(name: str) -> bool:
     """Return whether a method is a user's own, named by its module."""
-    return name not in _built_in() and all(part.isidentifier() for part in name.split("."))
+    return name not in method_names() and all(part.isidentifier() for part in name.split("."))
 
 
 def _own_method(name: str) -> Method:
@@ -213,7 +209,7 @@ def _own_method(name: str) -> Method:
             f"method = {name!r}: the module has no METHOD; end it with "
             "`METHOD = register(__name__, summary=...)`, see strategies/README.md"
         )
-    if method.name in _built_in():
+    if method.name in method_names():
         raise ConfigError(
             f"method = {name!r}: its METHOD is called {method.name!r}, as one of Wildflower's own; "
             "rename the module, or give register another name"
@@ -238,8 +234,8 @@ def _unlike_a_half(method: Method) -> str | None:
 
 def hidden_file(name: str) -> Path | None:
     """Return the user's file that a method of Wildflower's own keeps from being found, if any."""
-    known, file = _built_in().get(name), file_of_own(name.replace("-", "_"))
-    if known is None or file is None:
+    file = file_of_own(name.replace("-", "_"))
+    if name not in method_names() or file is None:
         return None
-    module = sys.modules[known.client.__module__]
+    module = sys.modules[_built_in(name).client.__module__]
     return None if file.samefile(str(module.__file__)) else file

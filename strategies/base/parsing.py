@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from data import TEXT_DATASETS, VECTOR_DATASETS, DataError
 from data.tasks import REGRESSION, TaskSpec, parse_tasks
@@ -21,6 +21,8 @@ from strategies.base.options import (
 )
 from strategies.base.protection import refusal
 from strategies.base.run_config import RunConfig
+
+_Value = TypeVar("_Value")
 
 
 def default_run_config(method: str | Method = RunConfig.method) -> dict[str, Any]:
@@ -43,6 +45,23 @@ def _methods(named: object) -> list[Method]:
     return methods
 
 
+def _methods_of_keys(values: Mapping[str, object]) -> list[Method]:
+    """Return the method that runs and those whose keys are there; no other is imported."""
+    named = values.get("method", RunConfig.method)
+    own = [get_method(named)] if isinstance(named, str) else []  # what it is, is checked later
+    prefixes = {key.partition(".")[0] for key in values} - {named}
+    return [*(get_method(name) for name in method_names() if name in prefixes), *own]
+
+
+def without_other_methods(values: Mapping[str, _Value]) -> dict[str, _Value]:
+    """Return a run-config without the keys of methods that do not run.
+
+    For clients, which need not import what the server has checked for all.
+    """
+    others = {*method_names()} - {values.get("method", RunConfig.method)}
+    return {key: value for key, value in values.items() if key.partition(".")[0] not in others}
+
+
 def parse_run_config(values: Mapping[str, object]) -> RunConfig:
     """Parse and check a whole run-config; keys of methods that do not run are checked too.
 
@@ -51,13 +70,14 @@ def parse_run_config(values: Mapping[str, object]) -> RunConfig:
     ConfigError
         Naming key, value and what is expected.
     """
-    methods = _methods(values.get("method", RunConfig.method))
+    methods = _methods_of_keys(values)
     known = option_keys(RunConfig)
     for method in methods:
         known |= option_keys(method.config, method.name + ".")
     for key in values:
         if key not in known:
-            raise unknown_key(key, known, str(values.get("method", RunConfig.method)))
+            named = str(values.get("method", RunConfig.method))
+            raise unknown_key(key, default_run_config(named), named)
     values = in_present_words(values)
     run = parse_options(RunConfig, {k: v for k, v in values.items() if k in option_keys(RunConfig)})
     # A user's own `module:factory` can be looked up only where clients run.

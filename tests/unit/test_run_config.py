@@ -11,9 +11,14 @@ from typing import Any
 
 import pytest
 
-from strategies.base.method import get_method, method_names
+from strategies.base import method as registry
+from strategies.base.method import Method, get_method, method_names
 from strategies.base.options import ConfigError
-from strategies.base.parsing import default_run_config, parse_run_config
+from strategies.base.parsing import (
+    default_run_config,
+    parse_run_config,
+    without_other_methods,
+)
 from strategies.base.run_config import RunConfig
 
 ROOT = Path(__file__).parents[2]
@@ -180,6 +185,30 @@ def test_keys_of_a_method_that_does_not_run_are_checked() -> None:
     text = refused({"method": "local", "fedre.server-lr": -1})
     assert text == "fedre.server-lr = -1: expected a number above 0"
     assert "fedre.mechanism" in refused({"method": "local", "fedre.mechanism": "XYZ"})
+
+
+def test_a_client_imports_no_method_but_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which its process would have to pay for each message."""
+    asked: set[str] = set()
+    built_in = registry._built_in
+
+    def noted(name: str) -> Method:
+        asked.add(name)
+        return built_in(name)
+
+    values = {**default_run_config("fedavg"), "method": "fedavg", "fedavg.mean": "uniform"}
+    monkeypatch.setattr(registry, "_built_in", noted)
+    run = parse_run_config(without_other_methods(values))
+    assert asked == {"fedavg"}
+    assert run == parse_run_config(values)
+    assert {"fedre", "fedmuscle"} <= asked  # whose keys are checked where all are there
+    with pytest.raises(ConfigError, match=r"fedavgg\.mean: unknown configuration key"):
+        parse_run_config(without_other_methods({**values, "fedavgg.mean": "uniform"}))
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_a_method_is_called_as_its_module(name: str) -> None:
+    assert get_method(name).name == name
 
 
 @pytest.mark.parametrize("name", method_names())
