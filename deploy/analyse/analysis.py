@@ -16,6 +16,7 @@ from deploy.analyse.measures import (
     linear_cka,
 )
 from deploy.analyse.models import REPRESENTATION, analysed, common_examples
+from deploy.evenly import evenly
 from deploy.kept_run import KeptRun
 from strategies.base.options import ConfigError
 
@@ -181,12 +182,6 @@ def _refuse_large(examples: int, clients: int) -> None:
 def _depth(item: tuple[str, object]) -> tuple[bool, int, str]:
     """Order stages by depth, the representation last."""
     return item[0] == REPRESENTATION, len(item[0]), item[0]
-
-
-def evenly(items: list[int], count: int) -> list[int]:
-    """Return at most `count` of the items, evenly over all."""
-    taken = min(count, len(items))
-    return [items[i * len(items) // taken] for i in range(taken)]
 
 
 def pairs(grams: dict[int, NDArray[np.float64]], clients: list[int]) -> NDArray[np.float64]:

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from deploy.analyse.analysis import Analysis
+from server_app.records.csv_files import write_rows
 from strategies.base.files import replacing
 
 
 def write_data(folder: Path, analysis: Analysis) -> None:
     """Write cka.csv, tsne.csv, confusion.csv, calibration.csv and analysis.json."""
-    _write(folder / "cka.csv", ("stage", "client", "other", "cka"), _cka_rows(analysis))
-    _write(folder / "tsne.csv", ("client", "label", "x", "y"), _map_rows(analysis))
-    _write(
+    write_rows(folder / "cka.csv", ("stage", "client", "other", "cka"), _cka_rows(analysis))
+    write_rows(folder / "tsne.csv", ("client", "label", "x", "y"), _map_rows(analysis))
+    write_rows(
         folder / "confusion.csv", ("client", "true", "predicted", "examples"),
         _confusion_rows(analysis),
     )  # fmt: skip
-    _write(
+    write_rows(
         folder / "calibration.csv", ("client", "bin", "examples", "confidence", "accuracy"),
         _calibration_rows(analysis),
     )  # fmt: skip
@@ -71,10 +71,3 @@ def _calibration_rows(analysis: Analysis) -> Iterator[Sequence[Any]]:
         for number, (count, confidence, accuracy) in enumerate(rows):
             if count:
                 yield client, number, count, f"{confidence:.6f}", f"{accuracy:.6f}"
-
-
-def _write(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows)

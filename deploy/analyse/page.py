@@ -9,8 +9,9 @@ from markupsafe import Markup
 
 from deploy.analyse.analysis import Analysis
 from deploy.analyse.figures import SHOWN, TITLES
-from server_app.report.html import PAGE, render
-from server_app.report.style import LOGO, STYLE
+from deploy.pages import still_page
+from server_app.report.html import render
+from server_app.report.style import LOGO
 from strategies.base.files import replacing
 
 BODY = """\
@@ -43,14 +44,7 @@ def write_page(folder: Path, analysis: Analysis, figures: list[str]) -> Path:
         BODY, logo=Markup(LOGO), method=analysis.method, name=name, about=about(analysis),
         figures=shown,
     )  # fmt: skip
-    page = render(
-        PAGE,
-        policy="default-src 'none'; style-src 'unsafe-inline'; img-src data:",
-        title=f"analysis of {name}",
-        style=Markup(STYLE + _STYLE),
-        script="",
-        body=body,
-    )
+    page = still_page(f"analysis of {name}", body, _STYLE, pictures=True)
     with replacing(path) as partial:
         partial.write_text(page, encoding="utf-8")
     return path

@@ -19,7 +19,7 @@ loss on what the next client sent, and on what the client itself had received.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,13 +71,12 @@ def infer_membership(scene: Scene, seed: int) -> list[Membership]:
         sent has a loss.
     """
     found = []
-    for place, client in enumerate(scene.clients):
-        victim = scene.victim(client)
+    for victim, other in _beside_the_next(scene):
+        client = victim.context.client_id
         generator = numpy_generator(seed, client, scene.round, "membership")
         rows = comparable(victim, generator)
         if rows is None:
             continue
-        other = scene.victim(scene.clients[(place + 1) % len(scene.clients)])
         areas = {ATTACK: _area(victim, sent_by(victim), *rows)}
         if other.context.client_id != client:
             areas[OTHER] = _area(victim, sent_by(other, extractor=victim.model), *rows)
@@ -90,6 +89,15 @@ def infer_membership(scene: Scene, seed: int) -> list[Membership]:
             "nothing to tell members from; run with test-split = 'personal'"
         )
     return found
+
+
+def _beside_the_next(scene: Scene) -> Iterator[tuple[Victim, Victim]]:
+    """Yield every client beside the next one, the last beside the first, which is loaded twice."""
+    victim = scene.victim(scene.clients[0])
+    for number in (*scene.clients[1:], scene.clients[0]):
+        other = scene.victim(number)
+        yield victim, other
+        victim = other
 
 
 def area_under_curve(members: NDArray[Any], others: NDArray[Any]) -> float:

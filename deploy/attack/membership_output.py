@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 from deploy.attack.comparison import Ahead, ahead_of, ahead_text, verdict_on
 from deploy.attack.membership import ATTACK, Membership, controls_of
 from server_app.console import table
-from strategies.base.files import replacing
+from server_app.records.csv_files import write_rows
 
 CHANCE = "chance"
 
@@ -39,9 +38,9 @@ def text_of(found: Sequence[Membership]) -> str:
 def write_csv(path: Path, found: Sequence[Membership]) -> None:
     """Write a row for every client."""
     names = [ATTACK, *controls_of(found)]
-    with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["client", "members", *(f"area_{name.split()[0]}" for name in names)])
-        for item in found:
-            own = [f"{item.areas[name]:.6f}" for name in names]
-            writer.writerow([item.client, item.members, *own])
+    header = ["client", "members", *(f"area_{name.split()[0]}" for name in names)]
+    rows = (
+        [item.client, item.members, *(f"{item.areas[name]:.6f}" for name in names)]
+        for item in found
+    )
+    write_rows(path, header, rows)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import base64
-import csv
 import io
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,9 +17,12 @@ from PIL import Image
 from deploy.attack.attack import ATTACK, CONTROLS, Findings, Plan, Result
 from deploy.attack.comparison import ahead_of, ahead_text, verdict_on
 from deploy.attack.victims import Scene
+from deploy.evenly import evenly
+from deploy.pages import still_page
 from server_app.console import table
-from server_app.report.html import PAGE, render
-from server_app.report.style import LOGO, STYLE
+from server_app.records.csv_files import write_rows
+from server_app.report.html import render
+from server_app.report.style import LOGO
 from strategies.base.files import replacing
 
 SHOWN = 24
@@ -120,18 +122,16 @@ def _ahead(line: Line) -> str:
 
 def write_csv(path: Path, findings: Findings, models: dict[int, str]) -> None:
     """Write a row for every vector and way of finding an image."""
-    with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for result in findings.results:
-            for name, score in result.scores.items():
-                writer.writerow(
-                    [
-                        result.client, models[result.client], result.target.name,
-                        len(result.target.truth), name, f"{score.mse:.3f}", f"{score.psnr:.4f}",
-                        f"{score.best_psnr:.4f}", f"{score.ssim:.4f}",
-                    ]
-                )  # fmt: skip
+    rows = (
+        [
+            result.client, models[result.client], result.target.name, len(result.target.truth),
+            name, f"{score.mse:.3f}", f"{score.psnr:.4f}", f"{score.best_psnr:.4f}",
+            f"{score.ssim:.4f}",
+        ]
+        for result in findings.results
+        for name, score in result.scores.items()
+    )  # fmt: skip
+    write_rows(path, COLUMNS, rows)
 
 
 BODY = """\
@@ -171,7 +171,7 @@ _STYLE = "td img{width:72px;height:72px;image-rendering:pixelated;border-radius:
 def write_page(path: Path, scene: Scene, plan: Plan, findings: Findings) -> None:
     """Write the page; it holds its pictures and makes no request."""
     lines = lines_of(findings.results)
-    shown = list(_spread(findings.results))
+    shown = evenly(findings.results, SHOWN)
     settings = scene.records.settings
     body = render(
         BODY,
@@ -193,21 +193,9 @@ def write_page(path: Path, scene: Scene, plan: Plan, findings: Findings) -> None
         results=shown,
         picture=_picture,
     )
-    page = render(
-        PAGE,
-        policy="default-src 'none'; style-src 'unsafe-inline'; img-src data:",
-        title=f"attack on {scene.directory.name}",
-        style=Markup(STYLE + _STYLE),
-        script="",
-        body=body,
-    )
+    page = still_page(f"attack on {scene.directory.name}", body, _STYLE, pictures=True)
     with replacing(path) as partial:
         partial.write_text(page, encoding="utf-8")
-
-
-def _spread(results: Sequence[Result]) -> Iterable[Result]:
-    count = min(SHOWN, len(results))
-    return (results[i * len(results) // count] for i in range(count))
 
 
 def _picture(image: NDArray[np.uint8]) -> Markup:

@@ -26,6 +26,7 @@ from server_app.rounds.exchange import RunError
 from server_app.rounds.in_process import FIRST_NODE, InProcessGrid
 from strategies.base.parsing import default_run_config
 from strategies.base.payload import ARRAYS
+from strategies.base.run_config import RunConfig
 from strategies.base.server import RegistrationError
 
 
@@ -150,7 +151,7 @@ def poison(trial: Trial) -> list[Cell]:
 def _content(trial: Trial, factor: float) -> dict[str, Any]:
     """Return the trial with one factor as the content of a comparison's file."""
     settings = dict(trial.settings)
-    output = settings.pop("output-dir", default_run_config(trial.methods[0])["output-dir"])
+    output = settings.pop("output-dir", RunConfig.output_dir)
     how = "honest" if factor == 1 else f"{trial.bad}-bad-x{factor:g}"
     return {
         "name": f"{trial.name}-{how}",

@@ -7,10 +7,11 @@ from pathlib import Path
 from markupsafe import Markup
 
 from deploy.compare.differences import markdown_table
+from deploy.pages import still_page
 from deploy.reproduce.result import HEADS, ResultPage
 from server_app.records.run_directory import write_atomically
-from server_app.report.html import PAGE, render
-from server_app.report.style import LOGO, STYLE
+from server_app.report.html import render
+from server_app.report.style import LOGO
 
 REDUCED = (
     "Reduced: these are not the paper's numbers and say nothing for or against them; they show "
@@ -68,6 +69,4 @@ def html(page: ResultPage, comparison: str) -> str:
         BODY, page=page, logo=Markup(LOGO), heads=HEADS, reduced=REDUCED, comparison=comparison,
         lists=((CLAIMS, page.claims), (GAPS, page.gaps)),
     )  # fmt: skip
-    policy = "default-src 'none'; style-src 'unsafe-inline'"
-    title = f"{page.title} and the paper"
-    return render(PAGE, policy=policy, title=title, style=Markup(STYLE), script="", body=body)
+    return still_page(f"{page.title} and the paper", body)

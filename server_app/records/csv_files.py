@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from server_app.records.client_tasks import ClientTask, client_tasks
+from strategies.base.files import replacing
 
 HEADERS: dict[str, tuple[str, ...]] = {
     "metrics.csv": ("round", "client", "phase", "metric", "value", "examples"),
@@ -25,6 +27,14 @@ csv.field_size_limit(LONGEST_CELL)
 
 EVALUATION_PHASES = ("pre", "post", "final")
 """Phases of an evaluation in the order in which they are made within a round."""
+
+
+def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write a whole table, atomically."""
+    with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows(rows)
 
 
 def numbered_rows(path: Path) -> Iterator[tuple[int, list[str]]]:

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deploy.analyse.analysis import Plan, analyse, evenly, mapped, pairs
+from deploy.analyse.analysis import Plan, analyse, mapped, pairs
 from deploy.analyse.command import FOLDER
 from deploy.analyse.measures import calibration, centred_gram, confusion, linear_cka
 from deploy.cli import main
+from deploy.evenly import evenly
 from strategies.base.options import ConfigError
 from tests.support import Outcome, run_federation
 
