@@ -19,6 +19,7 @@ from data import (
     tabular,
     texts,
     tiny_imagenet,
+    toy,
     voc,
 )
 from data.annotated import (
@@ -30,7 +31,7 @@ from data.cache import cache_root, fetch_entry
 from data.entries import AnyDataset, read_entry, write_images, write_meta, write_sentences
 from data.image_dataset import Dataset, ImageDataset
 from data.raw import RawImages
-from data.spec import VECTOR_DATASETS, DataError, DataSpec, is_from_hub
+from data.spec import COLUMN_DATASETS, DataError, DataSpec, is_from_hub
 from data.train_and_test import files_stamp
 from data.vector_files import write_vectors
 from data.vectors import VectorDataset, Vectors
@@ -66,8 +67,8 @@ def load_dataset(dataset: DataSpec | str, data_dir: str = "", image_size: int = 
     -------
     dataset : ImageDataset | TextDataset | VectorDataset
         The same object for the same arguments within a process; `AnnotatedDataset` for `scenes`,
-        `voc` and `coco`, `TextDataset` for `tsv`, `VectorDataset` for `tabular` and `series`;
-        for `hf:` what its columns hold.
+        `voc` and `coco`, `TextDataset` for `tsv`, `VectorDataset` for `tabular`, `series` and
+        `toy`; for `hf:` what its columns hold.
 
     Raises
     ------
@@ -84,7 +85,7 @@ def load_dataset(dataset: DataSpec | str, data_dir: str = "", image_size: int = 
         return _load_from_hub(_readings_of(dataset), folder, str(cache_root()))
     if dataset.dataset == "tsv":
         columns = (dataset.label_column, dataset.text_column)
-    elif dataset.dataset in VECTOR_DATASETS:
+    elif dataset.dataset in COLUMN_DATASETS:
         columns = (dataset.label_column, dataset.natural_column)
     return _load(dataset.dataset, folder, dataset.image_size, str(cache_root()), columns)
 
@@ -183,6 +184,7 @@ _TEXT_BUILDERS: dict[str, Callable[[Path | None, str, str], RawTexts]] = {"tsv":
 _VECTOR_BUILDERS: dict[str, Callable[[Path | None, str, str], Vectors]] = {
     "tabular": tabular.tabular,
     "series": series.series,
+    "toy": toy.toy,
 }
 # What an entry depends on besides the folder's name.
 _STAMPS: dict[str, Callable[[Path | None], str]] = {
@@ -193,7 +195,7 @@ _STAMPS: dict[str, Callable[[Path | None], str]] = {
     "voc": voc.list_stamp,
     "coco": coco.annotation_stamp,
     "tsv": texts.file_stamp,
-    **{name: partial(files_stamp, name=name) for name in VECTOR_DATASETS},
+    **{name: partial(files_stamp, name=name) for name in COLUMN_DATASETS},
 }
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from data.image_dataset import Dataset
 from data.partitioners import Rows
-from data.spec import HUB_PREFIX, VECTOR_DATASETS, DataError, DataSpec
+from data.spec import COLUMN_DATASETS, HUB_PREFIX, DataError, DataSpec
 
 
 def natural_groups(spec: DataSpec, dataset: Dataset) -> Rows:
@@ -25,7 +25,7 @@ def natural_groups(spec: DataSpec, dataset: Dataset) -> Rows:
     if dataset.groups is None:
         raise DataError(
             f"partition={spec.partition}: {dataset.name} has no columns; data sets with columns "
-            f"are {', '.join(VECTOR_DATASETS)} and {HUB_PREFIX}NAME."
+            f"are {', '.join(COLUMN_DATASETS)} and {HUB_PREFIX}NAME."
         )
     return dataset.groups
 

@@ -25,13 +25,16 @@ DATASETS: tuple[str, ...] = (
     "tsv",
     "tabular",
     "series",
+    "toy",
 )
 TEXT_DATASETS: tuple[str, ...] = ("tsv",)
 """Those of sentences, which have no images."""
 CAPTIONED_DATASETS: tuple[str, ...] = ("scenes", "coco")
 """Those whose images have captions; of COCO where its files of captions are there."""
-VECTOR_DATASETS: dict[str, str] = {"tabular": "table", "series": "series"}
+VECTOR_DATASETS: dict[str, str] = {"tabular": "table", "series": "series", "toy": "table"}
 """Those of numbers, and what a model of theirs reads (`models.MODALITIES`)."""
+COLUMN_DATASETS: tuple[str, ...] = ("tabular", "series")
+"""Those of numbers that are read from files with named columns."""
 HUB_PREFIX = "hf:"
 """What stands before the name of a data set of the Hugging Face hub, or of its layout."""
 PARTITIONS: tuple[str, ...] = ("dirichlet", "pathological", "class-shares", "iid")

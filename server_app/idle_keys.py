@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from data.spec import FLWR_PARTITION, HUB_PREFIX, VECTOR_DATASETS, is_from_hub
+from data.spec import COLUMN_DATASETS, FLWR_PARTITION, HUB_PREFIX, is_from_hub
 from strategies.base.options import option_keys
 from strategies.base.run_config import RunConfig
 
@@ -28,7 +28,7 @@ def _unread(run: RunConfig) -> dict[str, list[str]]:
     partition, schedule = run.partition, run.lr_schedule
     hub = is_from_hub(run.dataset) or HUB_PREFIX in run.tasks
     sentences = hub or run.dataset == "tsv" or "tsv" in run.tasks
-    numbers = any(name == run.dataset or name in run.tasks for name in VECTOR_DATASETS)
+    columns = any(name == run.dataset or name in run.tasks for name in COLUMN_DATASETS)
     unread = {
         f"partition = {partition!r}": [
             *["alpha"] * (partition != "dirichlet"),
@@ -45,7 +45,7 @@ def _unread(run: RunConfig) -> dict[str, list[str]]:
         ),
         f"lr-schedule = {schedule!r}": ["lr-step-rounds"] * (schedule != "step"),
         f"dataset = {run.dataset!r}": [
-            *["label-column"] * (not sentences and not numbers),
+            *["label-column"] * (not sentences and not columns),
             *["text-column"] * (not sentences),
             *["image-column", "data-config", "data-split"] * (not hub),
         ],

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from data.split import Split
 from deploy.analyse.measures import (
     Calibration,
     calibration,
@@ -15,7 +16,8 @@ from deploy.analyse.measures import (
     confusion,
     linear_cka,
 )
-from deploy.analyse.models import REPRESENTATION, analysed, common_examples
+from deploy.analyse.models import REPRESENTATION, Analysed, analysed, common_examples
+from deploy.analyse.regions import Head, Regions, regions
 from deploy.evenly import evenly
 from deploy.kept_run import KeptRun
 from strategies.base.options import ConfigError
@@ -96,6 +98,8 @@ class Analysis:
         None where the representations cannot be put together; `map_note` says why.
     map_note : str
         Which examples and clients are in the map, or why there is none.
+    regions : list of Regions
+        Of the same examples and clients where d = 2, one a head; else empty.
     """
 
     directory: Path
@@ -111,12 +115,52 @@ class Analysis:
     pooled: Calibration | None
     map: Map | None
     map_note: str
+    regions: list[Regions]
 
     def mean_cka(self, stage: str) -> float | None:
         """Return a stage's mean over pairs of different clients; None where there is no pair."""
         values = self.cka[stage][np.triu_indices(len(self.clients), 1)]
         known = values[~np.isnan(values)]
         return float(known.mean()) if len(known) else None
+
+
+@dataclass
+class _Seen:
+    """What is gathered of the clients, one after the other; `Analysis` has what it means."""
+
+    grams: dict[str, dict[int, NDArray[np.float64]]] = field(default_factory=dict)
+    vectors: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+    heads: dict[int, Head] = field(default_factory=dict)
+    confusions: dict[int, NDArray[np.int64]] = field(default_factory=dict)
+    calibrations: dict[int, Calibration] = field(default_factory=dict)
+    sure: list[NDArray[np.float32]] = field(default_factory=list)
+    right: list[NDArray[np.bool_]] = field(default_factory=list)
+    class_names: tuple[str, ...] = ()
+
+    def add_stages(self, item: Analysed, examples: Split, on_map: list[int] | None) -> None:
+        """Pass the common examples through a model; `on_map` are those to keep vectors of."""
+        for stage, outputs in item.stages(examples).items():
+            self.grams.setdefault(stage, {})[item.number] = centred_gram(outputs)
+            if stage == REPRESENTATION and on_map is not None:
+                self.vectors[item.number] = outputs[on_map]
+                self.heads[item.number] = item.head
+
+    def similarities(self, clients: list[int]) -> dict[str, NDArray[np.float64]]:
+        """Return the CKA of these clients by stage, in order of depth."""
+        by_depth = sorted(self.grams.items(), key=_depth)
+        return {stage: pairs(found, clients) for stage, found in by_depth}
+
+    def add_scores(self, item: Analysed) -> None:
+        """Compare a model's predictions with the labels of its client's own test examples."""
+        data = item.client.context.data
+        self.class_names = data.class_names
+        if len(data.test):
+            probabilities, labels = item.scores(data.test)
+            predicted = probabilities.argmax(axis=1)
+            self.confusions[item.number] = confusion(labels, predicted, data.num_classes)
+            self.sure.append(probabilities.max(axis=1))
+            self.right.append(predicted == labels)
+            self.calibrations[item.number] = calibration(self.sure[-1], self.right[-1])
 
 
 def analyse(directory: Path, plan: Plan) -> Analysis:
@@ -133,38 +177,28 @@ def analyse(directory: Path, plan: Plan) -> Analysis:
     _refuse_large(len(examples), len(wanted))
     drawn = evenly(list(range(len(examples))), plan.map_images)
     on_map = evenly(wanted, plan.map_clients)
-    grams: dict[str, dict[int, NDArray[np.float64]]] = {}
-    vectors: dict[int, NDArray[np.float32]] = {}
-    confusions, calibrations, sure, right = {}, {}, [], []
+    seen = _Seen()
     for item in analysed(run, wanted):
-        data = item.client.context.data
-        for stage, outputs in item.stages(examples).items():
-            grams.setdefault(stage, {})[item.number] = centred_gram(outputs)
-            if stage == REPRESENTATION and item.number in on_map:
-                vectors[item.number] = outputs[drawn]
-        if len(data.test):
-            probabilities, labels = item.scores(data.test)
-            predicted = probabilities.argmax(axis=1)
-            confusions[item.number] = confusion(labels, predicted, data.num_classes)
-            sure.append(probabilities.max(axis=1))
-            right.append(predicted == labels)
-            calibrations[item.number] = calibration(sure[-1], right[-1])
-        class_names = data.class_names
-    points, note = mapped(vectors, examples.labels[drawn], plan.seed)
+        seen.add_stages(item, examples, drawn if item.number in on_map else None)
+        seen.add_scores(item)
+    labels = examples.labels[drawn]
+    points, note = mapped(seen.vectors, labels, plan.seed)
+    sure, right = seen.sure, seen.right
     return Analysis(
         directory=directory,
         method=str(run.records.settings.get("method", "")),
         round=run.last_round,
         clients=wanted,
         of_all=len(run.client_ids),
-        class_names=class_names,
+        class_names=seen.class_names,
         images=len(examples),
-        cka={stage: pairs(found, wanted) for stage, found in sorted(grams.items(), key=_depth)},
-        confusions=confusions,
-        calibrations=calibrations,
+        cka=seen.similarities(wanted),
+        confusions=seen.confusions,
+        calibrations=seen.calibrations,
         pooled=calibration(np.concatenate(sure), np.concatenate(right)) if sure else None,
         map=points,
         map_note=note,
+        regions=regions(seen.heads, seen.vectors, labels),
     )
 
 

@@ -16,9 +16,13 @@ from strategies.base.files import replacing
 SHOWN = 12
 """Clients with a confusion matrix in the figure; confusion.csv has all."""
 
+REGION_CELLS = 200
+"""Cells a side of the decision regions."""
+
 TITLES = {
     "cka": "Linear CKA between clients",
     "tsne": "Representations, by class and by client",
+    "regions": "Decision regions of the heads",
     "confusion": "Class confusion by client",
     "calibration": "Calibration",
 }
@@ -39,6 +43,7 @@ def _figures(analysis: Analysis) -> Iterator[tuple[str, Figure]]:
     drawn: dict[str, tuple[bool, Callable[[Analysis], Figure]]] = {
         "cka": (len(analysis.clients) > 1, _cka),
         "tsne": (analysis.map is not None, _map),
+        "regions": (bool(analysis.regions), _regions),
         "confusion": (bool(analysis.confusions), _confusion),
         "calibration": (analysis.pooled is not None, _calibration),
     }
@@ -81,6 +86,27 @@ def _map(analysis: Analysis) -> Figure:
     return figure
 
 
+def _regions(analysis: Analysis) -> Figure:
+    shown = analysis.regions
+    figure = Figure(figsize=(4.2 * len(shown) + 1.2, 4.2), layout="constrained")
+    for axis, item in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+        classes, extent = item.grid(REGION_CELLS)
+        colours = [_colour(label) for label in range(len(analysis.class_names))]
+        axis.imshow(
+            np.array([colour[:3] for colour in colours])[classes],
+            extent=extent, origin="lower", aspect="auto", alpha=0.35,
+        )  # fmt: skip
+        for label in np.unique(item.labels):
+            rows = item.labels == label
+            name = analysis.class_names[label]
+            axis.scatter(*item.points[rows].T, s=7, color=colours[label], label=name)
+        who = "client" if len(item.clients) == 1 else "clients"
+        clients = ", ".join(map(str, item.clients))
+        axis.set_title(f"{who} {clients}: {item.right:.0%} in their region", fontsize=9)
+    axis.legend(fontsize=7, markerscale=2, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
 def _confusion(analysis: Analysis) -> Figure:
     shown = list(analysis.confusions.items())[:SHOWN]
     columns = min(4, len(shown))
@@ -117,6 +143,8 @@ def _calibration(analysis: Analysis) -> Figure:
 
 
 def _colour(place: int) -> Any:
+    """Return one of twenty colours: the ten strong ones first, then the pale ones."""
     import matplotlib
 
-    return matplotlib.colormaps["tab20"](place % 20)
+    strong, pale = 2 * (place % 10), place // 10 % 2
+    return matplotlib.colormaps["tab20"](strong + pale)

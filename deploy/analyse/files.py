@@ -14,7 +14,7 @@ from strategies.base.files import replacing
 
 
 def write_data(folder: Path, analysis: Analysis) -> None:
-    """Write cka.csv, tsne.csv, confusion.csv, calibration.csv and analysis.json."""
+    """Write the CSV files, one a figure that there is data for, and analysis.json."""
     write_rows(folder / "cka.csv", ("stage", "client", "other", "cka"), _cka_rows(analysis))
     write_rows(folder / "tsne.csv", ("client", "label", "x", "y"), _map_rows(analysis))
     write_rows(
@@ -25,6 +25,9 @@ def write_data(folder: Path, analysis: Analysis) -> None:
         folder / "calibration.csv", ("client", "bin", "examples", "confidence", "accuracy"),
         _calibration_rows(analysis),
     )  # fmt: skip
+    if analysis.regions:
+        heads = ("clients", "class", "weight_x", "weight_y", "bias")
+        write_rows(folder / "regions.csv", heads, _region_rows(analysis))
     with replacing(folder / "analysis.json") as partial:
         partial.write_text(json.dumps(summary_of(analysis), indent=2) + "\n", encoding="utf-8")
 
@@ -41,6 +44,7 @@ def summary_of(analysis: Analysis) -> dict[str, Any]:
         "calibration_error": {str(c): item.error for c, item in analysis.calibrations.items()},
         "calibration_error_pooled": None if pooled is None else pooled.error,
         "map": analysis.map_note,
+        "in_own_region": {" ".join(map(str, r.clients)): r.right for r in analysis.regions},
     }
 
 
@@ -55,6 +59,16 @@ def _map_rows(analysis: Analysis) -> Iterator[Sequence[Any]]:
     if (found := analysis.map) is not None:
         for client, label, (x, y) in zip(found.clients, found.labels, found.points, strict=True):
             yield client, label, f"{x:.4f}", f"{y:.4f}"
+
+
+def _region_rows(analysis: Analysis) -> Iterator[Sequence[Any]]:
+    """Yield the heads' weights, which are the regions: the class with the largest score."""
+    for item in analysis.regions:
+        clients = " ".join(map(str, item.clients))
+        for label, (weights, bias) in enumerate(
+            zip(item.head.weights, item.head.biases, strict=True)
+        ):
+            yield clients, label, *(f"{value:.6g}" for value in (*weights, bias))
 
 
 def _confusion_rows(analysis: Analysis) -> Iterator[Sequence[Any]]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from data.split import Split
 from data.tasks import METRIC_OF
+from deploy.analyse.regions import Head
 from deploy.kept_run import KeptClient, KeptRun, downlink_for
 from models import SplitModel
 from models.base import Backbone
@@ -48,6 +49,11 @@ class Analysed:
         """Its model."""
         model: SplitModel = self.client.state.model
         return model
+
+    @property
+    def head(self) -> Head:
+        """What its model decides by."""
+        return Head(*(p.detach().float().cpu().numpy() for p in self.model.head.parameters()))
 
     @torch.no_grad()
     def scores(self, split: Split) -> tuple[NDArray[np.float32], NDArray[np.int64]]:

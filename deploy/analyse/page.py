@@ -68,6 +68,9 @@ def notes_of(analysis: Analysis) -> dict[str, str]:
         "cka": "1 is equal but for rotation and scale; means are over pairs of unlike clients. "
         "Stages are the backbone's levels, and the representation that the head reads.",
         "tsne": f"{analysis.map_note}. Distances between far groups mean little in t-SNE.",
+        "regions": "The plane of representations (d = 2), coloured by the class that the head "
+        "gives to each point; points are test examples where their clients' models put them, "
+        "coloured by true class. Clients with the same head share a picture.",
         "confusion": "On the client's own test examples; rows are true classes, shares of each."
         + (f" The first {SHOWN} of {SHOWN + hidden} clients." if hidden > 0 else ""),
         "calibration": "On the client's own test examples: how often a model is right when it is "

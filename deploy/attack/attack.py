@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 from deploy.attack.attacker import Attacker, Seek
 from deploy.attack.auxiliary import Auxiliary
 from deploy.attack.labels import LabelsTold, labels_told
-from deploy.attack.scores import Score, score
+from deploy.attack.scores import Distance, Score, score
 from deploy.attack.targets import Target
 from deploy.attack.victims import Scene, Victim
 from deploy.attack.white_box import WhiteBox, of_equal_norm
@@ -96,8 +96,12 @@ class Findings:
 Say = Callable[[str], None]
 
 
-def attack(scene: Scene, plan: Plan, say: Say = lambda text: None) -> Findings:
+def attack(
+    scene: Scene, plan: Plan, say: Say = lambda text: None, perceptual: Distance | None = None
+) -> Findings:
     """Attack a run's uplinks; clients that were done by an interrupted attack are not done again.
+
+    `perceptual` is LPIPS, where images are to be compared by it, too.
 
     Raises
     ------
@@ -117,7 +121,8 @@ def attack(scene: Scene, plan: Plan, say: Say = lambda text: None) -> Findings:
         picked = [targets[i] for i in chosen[client]]
         if picked:
             here = functools.partial(_say_where, say, client, place + 1, len(scene.clients))
-            results += _attack_client(scene, plan, victim, picked, here)
+            found = _attack_client(scene, plan, victim, picked, here)
+            results += _scored(scene, plan, victim, picked, found, perceptual)
     return Findings(results, [item for item in told if item is not None], sent)
 
 
@@ -147,17 +152,17 @@ def _choose(scene: Scene, plan: Plan) -> tuple[dict[int, list[int]], int]:
 
 def _attack_client(
     scene: Scene, plan: Plan, victim: Victim, targets: list[Target], say: Say
-) -> list[Result]:
+) -> dict[str, NDArray[np.uint8]]:
+    """Return the images found for a client's vectors, (n, C, H, W), and for random ones."""
     client = victim.context.client_id
-    sent = targets[:1] if plan.attacker.joint else targets
-    vectors = np.stack([target.vector for target in sent])
-    known = Auxiliary(victim.context)
     path = plan.folder(scene) / f"client-{client:05d}.safetensors"
     found = _kept(path)
     if found is None:
+        sent = targets[:1] if plan.attacker.joint else targets
+        vectors = np.stack([target.vector for target in sent])
         directions = numpy_generator(plan.seed, client, scene.round, "random vectors")
         prepared = torch_generator(plan.seed, client, scene.round, "prepare")
-        seek = plan.attacker.against(victim, targets, known, prepared)
+        seek = plan.attacker.against(victim, targets, Auxiliary(victim.context), prepared)
         inverted = functools.partial(_invert, plan, seek, client, scene.round)
         found = {
             ATTACK: inverted(vectors, ATTACK, say),
@@ -165,6 +170,15 @@ def _attack_client(
         }
         with replacing(path) as partial:
             save_file(found, partial)
+    return found
+
+
+def _scored(
+    scene: Scene, plan: Plan, victim: Victim, targets: list[Target],
+    found: dict[str, NDArray[np.uint8]], perceptual: Distance | None,
+) -> list[Result]:  # fmt: skip
+    """Compare what was found, and the other controls, with the true images."""
+    client, known = victim.context.client_id, Auxiliary(victim.context)
     draws = numpy_generator(plan.seed, client, scene.round, "images of the class")
     results = []
     for i, target in enumerate(targets):
@@ -175,7 +189,7 @@ def _attack_client(
             CONTROLS[1]: known.image_of(label, draws),
             CONTROLS[2]: known.mean,
         }
-        scores = {name: score(image, truth) for name, image in images.items()}
+        scores = {name: score(image, truth, perceptual) for name, image in images.items()}
         results.append(Result(client, target, images, scores, truth[scores[ATTACK].best]))
     return results
 

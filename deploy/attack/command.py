@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deploy.arguments import count
+from models.base import ModelError
 from models.libraries import is_installed
 from strategies.base.options import ConfigError
 
 if TYPE_CHECKING:
     from deploy.attack.attack import Plan, Say
     from deploy.attack.attacker import Attacker
+    from deploy.attack.scores import Distance
     from deploy.attack.victims import Scene
 
 ATTACKERS = ("white-box", "decoder", "update", "membership")
@@ -45,6 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="steps of the attack on each; a decoder takes none (default: 2000)",
     )  # fmt: skip
     parser.add_argument(
+        "--lpips", type=Path, metavar="FILE",
+        help="score by LPIPS, too, with torchvision's weights of AlexNet in this file (*.pth or "
+        "*.safetensors); nothing is downloaded",
+    )  # fmt: skip
+    parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="of all draws (default: 0)"
     )
 
@@ -57,12 +64,13 @@ def execute(options: argparse.Namespace) -> int:
     from deploy.attack.output import text_of, write_csv, write_page
     from deploy.attack.victims import Scene
 
+    perceptual = None if options.lpips is None else _perceptual(options.lpips)
     scene = Scene.of(options.directory.expanduser(), options.round)
     if options.attacker == "membership":
         return _membership(scene, options.seed)
     plan = Plan(options.vectors, options.seed, _attacker(options.attacker, options.steps))
     print(_announced(scene.directory.name, scene.round, plan), flush=True)
-    findings = attack(scene, plan, _sayer())
+    findings = attack(scene, plan, _sayer(), perceptual)
     models = {client.client: client.model for client in scene.records.clients}
     folder = plan.folder(scene)
     write_csv(folder / "attack.csv", findings, models)
@@ -80,6 +88,15 @@ def _attacker(name: str, steps: int) -> Attacker:
     if name == Decoder.name:
         return Decoder()
     return UpdateInversion(steps=steps) if name == UpdateInversion.name else WhiteBox(steps=steps)
+
+
+def _perceptual(weights: Path) -> Distance:
+    from deploy.attack.perceptual import Perceptual
+
+    try:
+        return Perceptual(weights).distance
+    except ModelError as error:
+        raise ConfigError(f"--lpips: {error}") from error
 
 
 def _membership(scene: Scene, seed: int) -> int:

@@ -30,6 +30,7 @@ SHOWN = 24
 
 COLUMNS = (
     "client", "model", "vector", "images_in_it", "found_by", "mse", "psnr", "best_psnr", "ssim",
+    "lpips",
 )  # fmt: skip
 
 
@@ -47,6 +48,8 @@ class Line:
         Of a control: by how many dB of best PSNR the attack is ahead of it, on average.
     error : float or None
         Its standard error over vectors; None with a single one.
+    lpips : float or None
+        Mean of the field of `Score`.
     """
 
     found_by: str
@@ -56,6 +59,7 @@ class Line:
     ssim: float
     ahead: float | None = None
     error: float | None = None
+    lpips: float | None = None
 
 
 def lines_of(results: Sequence[Result]) -> list[Line]:
@@ -67,7 +71,9 @@ def lines_of(results: Sequence[Result]) -> list[Line]:
             statistics.fmean(getattr(item, field) for item in scores)
             for field in ("mse", "psnr", "best_psnr", "ssim")
         )
-        lines.append(Line(name, mse, psnr, best_psnr, ssim, *_ahead_of(name, results)))
+        known = [item.lpips for item in scores if item.lpips is not None]
+        lpips = statistics.fmean(known) if known else None
+        lines.append(Line(name, mse, psnr, best_psnr, ssim, *_ahead_of(name, results), lpips))
     return lines
 
 
@@ -107,13 +113,18 @@ def text_of(findings: Findings) -> str:
     rows = [
         (
             line.found_by, f"{line.mse:.0f}", f"{line.psnr:.2f}", f"{line.best_psnr:.2f}",
-            f"{line.ssim:.3f}", _ahead(line),
+            f"{line.ssim:.3f}", *_lpips(line), _ahead(line),
         )
         for line in lines
     ]  # fmt: skip
-    heads = ("found by", "MSE", "PSNR (dB)", "nearest (dB)", "SSIM", "attack ahead (dB)")
+    lpips = ["LPIPS"] * (lines[0].lpips is not None)
+    heads = ("found by", "MSE", "PSNR (dB)", "nearest (dB)", "SSIM", *lpips, "attack ahead (dB)")
     count = f"{len(findings.results)} of {findings.sent} vectors attacked"
     return "\n".join([count, table(heads, rows), verdict(lines), *label_lines(findings)])
+
+
+def _lpips(line: Line) -> list[str]:
+    return [] if line.lpips is None else [f"{line.lpips:.3f}"]
 
 
 def _ahead(line: Line) -> str:
@@ -126,7 +137,7 @@ def write_csv(path: Path, findings: Findings, models: dict[int, str]) -> None:
         [
             result.client, models[result.client], result.target.name, len(result.target.truth),
             name, f"{score.mse:.3f}", f"{score.psnr:.4f}", f"{score.best_psnr:.4f}",
-            f"{score.ssim:.4f}",
+            f"{score.ssim:.4f}", "" if score.lpips is None else f"{score.lpips:.4f}",
         ]
         for result in findings.results
         for name, score in result.scores.items()
@@ -144,11 +155,14 @@ nothing of the vector: the same attack on a random vector of equal length, an im
 class that the client does not have, and the mean image of the data set.</p>
 <p class="note">{% for text in labels %}{{ text }}. {% endfor %}</p>
 <h2>Scores</h2><div class="scroll"><table><thead><tr><th class="left">found by</th><th>MSE</th>
-<th>PSNR, dB</th><th>nearest, dB</th><th>SSIM</th><th>attack ahead, dB</th></tr></thead><tbody>
+<th>PSNR, dB</th><th>nearest, dB</th><th>SSIM</th>
+{%- if lines[0].lpips is not none %}<th>LPIPS</th>{% endif %}
+<th>attack ahead, dB</th></tr></thead><tbody>
 {% for line in lines %}
 <tr><td class="left">{{ line.found_by }}</td><td>{{ "%.0f" % line.mse }}</td>
 <td>{{ "%.2f" % line.psnr }}</td><td>{{ "%.2f" % line.best_psnr }}</td>
-<td>{{ "%.3f" % line.ssim }}</td><td>{{ ahead(line) }}</td></tr>
+<td>{{ "%.3f" % line.ssim }}</td>
+{%- for cell in lpips(line) %}<td>{{ cell }}</td>{% endfor %}<td>{{ ahead(line) }}</td></tr>
 {% endfor %}
 </tbody></table></div>
 <h2>Pictures</h2>{% if shown < attacked %}<p class="note">{{ shown }} of {{ attacked }} vectors,
@@ -188,6 +202,7 @@ def write_page(path: Path, scene: Scene, plan: Plan, findings: Findings) -> None
         labels=label_lines(findings),
         lines=lines,
         ahead=_ahead,
+        lpips=_lpips,
         shown=len(shown),
         names=(ATTACK, *CONTROLS),
         results=shown,

@@ -6,6 +6,7 @@ published figures of FedRE's attack seem to be (methods of averaging differ by a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +27,8 @@ class Score:
         Which one that is, by place among those given.
     ssim : float
         Structural similarity with the nearest one, 7 x 7 windows, from -1 to 1.
+    lpips : float or None
+        How unlike the nearest one looks, 0 for an equal image; None where it was not asked for.
     """
 
     mse: float
@@ -33,9 +36,16 @@ class Score:
     best_psnr: float
     best: int
     ssim: float
+    lpips: float | None = None
 
 
-def score(found: NDArray[np.uint8], truth: NDArray[np.uint8]) -> Score:
+Distance = Callable[[NDArray[np.uint8], NDArray[np.uint8]], float]
+"""Of two images (C, H, W), how unlike they look; see `deploy.attack.perceptual`."""
+
+
+def score(
+    found: NDArray[np.uint8], truth: NDArray[np.uint8], perceptual: Distance | None = None
+) -> Score:
     """Compare an image (C, H, W) with its true images (n, C, H, W)."""
     errors = mean_squared_errors(found, truth)
     ratios = psnr(errors)
@@ -43,6 +53,7 @@ def score(found: NDArray[np.uint8], truth: NDArray[np.uint8]) -> Score:
     return Score(
         float(errors.mean()), float(ratios.mean()), float(ratios[best]), best,
         structural_similarity(found, truth[best]),
+        None if perceptual is None else perceptual(found, truth[best]),
     )  # fmt: skip
 
 

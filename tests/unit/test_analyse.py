@@ -12,7 +12,9 @@ import pytest
 
 from deploy.analyse.analysis import Plan, analyse, mapped, pairs
 from deploy.analyse.command import FOLDER
+from deploy.analyse.figures import TITLES
 from deploy.analyse.measures import calibration, centred_gram, confusion, linear_cka
+from deploy.analyse.regions import Head, Regions, regions
 from deploy.cli import main
 from deploy.evenly import evenly
 from strategies.base.options import ConfigError
@@ -100,6 +102,7 @@ def test_a_run_from_end_to_end(run: Outcome, capsys: pytest.CaptureFixture[str])
     assert float(equal[0]["cka"]) == pytest.approx(1.0)  # they have the same averaged model
     page = (folder / "analysis.html").read_text()
     assert page.count("data:image/png") == 4
+    assert not (folder / "regions.csv").exists()  # d = 32
     assert "http" not in page.replace("http-equiv", "")
     assert 'href="analysis/analysis.html"' in run.text("report.html")
     summary = json.loads((folder / "analysis.json").read_text())
@@ -139,3 +142,46 @@ def test_a_run_without_states_is_refused(
         error = capsys.readouterr().err
         assert said in error
         assert "`wildflower clean`" in error
+
+
+SIGNS = Head(np.array([[1.0, 0.0], [-1.0, 0.0]], np.float32), np.zeros(2, np.float32))
+"""Class 0 right of the axis, class 1 left of it."""
+
+
+def test_regions_by_hand() -> None:
+    points = np.array([[-1.0, 0.0], [3.0, 2.0]], np.float32)
+    found = Regions([4], SIGNS, points, np.array([1, 1]))
+    assert found.right == 0.5
+    classes, extent = found.grid(4)
+    assert extent == pytest.approx((-1.4, 3.4, -0.2, 2.2))
+    # Middles of cells at -0.8, 0.4, 1.6 and 2.8
+    assert classes.tolist() == [[1, 0, 0, 0]] * 4
+
+
+def test_clients_with_one_head_share_their_regions() -> None:
+    other = Head(SIGNS.weights, np.array([0.0, 5.0], np.float32))
+    rows = {client: np.full((3, 2), client, np.float32) for client in (0, 1, 2)}
+    labels = np.array([0, 1, 0])
+    shared, own = regions({0: SIGNS, 1: other, 2: SIGNS}, rows, labels)
+    assert (shared.clients, own.clients) == ([0, 2], [1])
+    assert shared.points[:, 0].tolist() == [0, 0, 0, 2, 2, 2]
+    assert shared.labels.tolist() == [0, 1, 0, 0, 1, 0]
+    assert regions({0: SIGNS}, {0: np.zeros((3, 5), np.float32)}, labels) == []
+
+
+def test_the_toy_shows_what_a_shared_head_tells_apart(tmp_path: Path) -> None:
+    """FedRE's clients have the server's head in their evaluation, local ones each their own."""
+    for method, heads in (("fedre", 1), ("local", 3)):
+        made = run_federation(
+            tmp_path / method, 3, method=method, dataset="toy", models="mlp-small, mlp-medium",
+            feature_dim=2, alpha=1.0, subset=0.4, num_rounds=2,
+        )  # fmt: skip
+        assert main(["analyse", str(made.path)]) == 0
+        summary = json.loads((made.path / FOLDER / "analysis.json").read_text())
+        assert len(summary["in_own_region"]) == heads
+        assert all(0 < share < 1 for share in summary["in_own_region"].values())
+        with (made.path / FOLDER / "regions.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert len(rows) == 5 * heads
+        page = (made.path / FOLDER / "analysis.html").read_text()
+        assert TITLES["regions"] in page

@@ -160,6 +160,17 @@ def test_an_interrupted_attack_goes_on_and_comes_to_the_same(run: Outcome) -> No
     assert {text.split(" (")[0] for text in said} == {"client 0"}
 
 
+def test_lpips_is_a_column_where_it_is_asked_for(run: Outcome, tmp_path: Path) -> None:
+    scene, plan = Scene.of(run.path), Plan(vectors=2, attacker=WhiteBox(steps=20))
+    found = attack(scene, plan, perceptual=lambda _found, _truth: 0.25)
+    assert {line.lpips for line in lines_of(found.results)} == {0.25}
+    assert "LPIPS" in text_of(found)
+    write_csv(tmp_path / "attack.csv", found, {0: "cnn5", 1: "cnn5", 2: "cnn5"})
+    assert (tmp_path / "attack.csv").read_text().splitlines()[1].endswith(",0.2500")
+    write_page(tmp_path / "attack.html", scene, plan, found)
+    assert "<th>LPIPS</th>" in (tmp_path / "attack.html").read_text()
+
+
 def test_an_attack_that_finds_nothing_says_so() -> None:
     lines = [Line(ATTACK, 1, 9.0, 9.0, 0), Line(CONTROLS[0], 1, 9.0, 9.1, 0, -0.1, 0.2)]
     assert verdict(lines).startswith("the attack does not beat its controls: random vector")
