@@ -15,16 +15,28 @@ from models import ModelError
 from models.own_code import refusing, searching
 from strategies.base.method import Method, get_method
 from strategies.base.options import ConfigError
+from strategies.base.ray_worker import QUERY, answer_worker_query, remember
 from strategies.base.run_config import RunConfig
 
 Answer = Callable[[Message, Context, Method], Message]
 
 
+class ReachableApp(ClientApp):
+    """A ClientApp whose worker, in a simulation, can be called by the server itself."""
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer a message."""
+        if message.metadata.message_type == QUERY:
+            remember(self, context)
+        return super().__call__(message, context)
+
+
 def make_client_app(method: Method | None = None) -> ClientApp:
     """Return a ClientApp for one method, or, without one, for whatever the run-config names."""
-    app = ClientApp()
+    app = ReachableApp()
     # Not functions defined here: Flower's simulation pickles the app with every message, and those
     # would go by value, code included.
+    app.query(QUERY.partition(".")[2])(answer_worker_query)
     app.query()(partial(_answer_query, method))
     app.train()(partial(_answer, handlers.answer_train, method))
     app.evaluate()(partial(_answer, handlers.answer_evaluate, method))

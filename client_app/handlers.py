@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import sys
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -205,7 +204,7 @@ class Session:
             session=control.session,
             resumed_at=control.resumed_at,
             # A simulation's states need not survive a power cut; a device's must.
-            durable="ray" not in sys.modules,
+            durable=not simulated(),
         )
         store.discard_lost()
         half = method.client()

@@ -36,6 +36,7 @@ from server_app.rounds.roster import Roster
 from server_app.rounds.send_order import SendOrder, short_thread_turns
 from server_app.rounds.server_scoring import ServerScoring
 from server_app.rounds.transport import Transport, is_simulation
+from server_app.rounds.worker_grid import with_workers
 from server_app.tracking import Tracking, missing_tracker
 from strategies.base.files import NotWrittenError
 from strategies.base.messages import Control
@@ -56,6 +57,8 @@ def run_rounds(run: RunConfig, grid: Grid) -> Result:
         raise ConfigError(missing)
     check_local_run(run.run_root, run.local_run)
     directory = RunDirectory.open(run)
+    if is_simulation(grid):
+        grid = with_workers(grid)
     loop = RoundLoop(server, schedule, grid, directory)
     turns = short_thread_turns() if is_simulation(grid) else nullcontext()
     try:

@@ -18,6 +18,7 @@ from server_app.records.round_result import REFUSED
 from server_app.rounds import process_end
 from server_app.rounds.in_process import InProcessGrid
 from server_app.rounds.reply_limit import TOO_LARGE, ReplyLimit
+from server_app.rounds.worker_grid import WorkerGrid
 from strategies.base.messages import count_bytes
 from strategies.base.received_text import visible
 
@@ -79,6 +80,8 @@ def window_of(grid: Grid) -> int | None:
 
 def is_simulation(grid: Grid) -> bool:
     """Return whether Flower's simulation engine is at work in this process."""
+    if isinstance(grid, WorkerGrid):
+        return True
     module = sys.modules.get(IN_MEMORY_GRID)
     return module is not None and isinstance(grid, module.InMemoryGrid)
 
@@ -105,6 +108,7 @@ class Transport:
         self._simulated = is_simulation(grid)
         self._longest = LONGEST_SIMULATED_POLL if self._simulated else LONGEST_POLL
         process_end.listen()
+        self._sleep = grid.wait if isinstance(grid, WorkerGrid) else time.sleep
         self._out: dict[str, Sent] = {}
         self._arrived: deque[Answer] = deque()
 
@@ -158,7 +162,7 @@ class Transport:
                 return None
             # A poll may be slow (an HTTP request, 1000 ids): never spend most time polling.
             pause = max(min(1.5 * pause, self._longest), 2 * (time.monotonic() - started))
-            time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
+            self._sleep(max(0.0, min(pause, deadline - time.monotonic())))
         return self._arrived.popleft()
 
     def arrived(self) -> Iterator[Answer]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import traceback
 
 from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from client_app.app import ReachableApp
 from client_app.app import app as client_app
 from deploy.contract.runs import needed_by
 from server_app.app import app as server_app
@@ -20,12 +20,14 @@ from server_app.console import say
 from strategies.base.messages import CONTROL
 from strategies.base.method import get_method, method_names
 from strategies.base.narrowing import WIRE_DTYPES
+from strategies.base.ray_worker import QUERY, answer_worker_query
 
 HEADING = "method in turn: "
 """Begins the line of the log before a method's own."""
 
 server = ServerApp()
-client = ClientApp()
+client = ReachableApp()
+client.query(QUERY.partition(".")[2])(answer_worker_query)
 
 
 def wire_of(name: str) -> str:
