@@ -12,8 +12,8 @@ from server_app.rounds.transport import WINDOW_PER_CORE
 from strategies.base.messages import ClientUpdate
 
 NOTICE = 0.15
-"""Seconds from the end of a client's work until its worker can have a new message, where Flower hands
-it over: it looks for messages every 0.1 s, and the server for replies about as often."""
+"""Seconds from the end of a client's work until its worker can have a new message, where Flower
+hands it over: it looks for messages every 0.1 s, and the server for replies about as often."""
 SHORTEST = 0.01
 """Seconds that a message takes at least, since Flower and Ray work on it, too."""
 SPARE_BYTES = 64_000_000

@@ -243,6 +243,7 @@ def with_workers(grid: Grid, patience: float = ASK_S) -> Grid:
             return grid
         ray = importlib.import_module("ray")
         for card in cards:
+            # From Flower's own actor in this Ray, which unpickles all that its actors say
             found[str(card["name"])] = ray.cloudpickle.loads(card["handle"])
         wanted = _how_many(cards[0])
         if len(found) >= min(wanted, len(list(grid.get_node_ids()))):
