@@ -49,6 +49,7 @@ def arcface_loss(cosine: Tensor, labels: Tensor, margin: float, scale: float) ->
     margin, scale : float
         m, in radians, and s.
     """
+    cosine = cosine.float()  # the largest cosine is 1 in bfloat16, where acos has no slope
     own = F.one_hot(labels, cosine.shape[1]).bool()
     angle = cosine.clamp(-LARGEST_COSINE, LARGEST_COSINE).acos()
     return F.cross_entropy(scale * torch.where(own, (angle + margin).cos(), cosine), labels)

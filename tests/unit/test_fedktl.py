@@ -107,6 +107,14 @@ def test_arcface_by_hand() -> None:
     assert plain.item() == pytest.approx(math.log(1 + math.exp(-2.4)), rel=1e-6)
 
 
+def test_arcface_has_a_gradient_at_a_cosine_of_one_in_bfloat16() -> None:
+    """Where the next smaller number is 0.996, so that no bound below 1 can be kept."""
+    cosine = torch.tensor([[1.0, -1.0]], dtype=torch.bfloat16, requires_grad=True)
+    arcface_loss(cosine, torch.tensor([0]), margin=0.5, scale=64.0).backward()
+    assert cosine.grad is not None
+    assert cosine.grad.isfinite().all()
+
+
 def test_an_output_on_its_column_has_a_finite_gradient() -> None:
     cosine = torch.tensor([[1.0, -1.0]], requires_grad=True)
     arcface_loss(cosine, torch.tensor([0]), margin=0.5, scale=64.0).backward()

@@ -79,3 +79,23 @@ def test_a_copy_keeps_its_guard() -> None:
     twin = copy.deepcopy(model)
     to_channels_last(twin)
     assert len(twin[0]._forward_pre_hooks) == 1
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_gradient_of_a_single_pixel_is_right_in_bfloat16(size: int) -> None:
+    """Without it, torch 2.14 leaves a part of the weight's gradient as it finds the memory."""
+    torch.manual_seed(0)
+    layer = nn.Conv2d(64, 128, 3, stride=2, padding=1, bias=False)
+    plain = copy.deepcopy(layer)
+    to_channels_last(layer)
+    to_channels_last(layer)
+    assert len(layer._forward_pre_hooks) == 1
+    images = torch.randn(9, 64, size, size)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = layer(images)
+    wanted = plain(images)
+    assert output.shape == wanted.shape
+    torch.testing.assert_close(output.float(), wanted, rtol=0.02, atol=0.05)
+    for found in (output.float(), wanted):
+        found.sum().backward()
+    torch.testing.assert_close(layer.weight.grad, plain.weight.grad, rtol=0.02, atol=0.05)
