@@ -1,4 +1,4 @@
-"""`wildflower runs` and `wildflower clean`: which runs there are, and what they take to resume."""
+"""`wildflower runs`, `clean`, `check` and `report`: what is to be known of runs, and deleted."""
 
 from __future__ import annotations
 
@@ -20,12 +20,10 @@ from server_app.records.run_directory import (
     is_in_use,
     lock_run,
     mark_cleaned,
+    require_run,
 )
 from strategies.base.options import ConfigError
 from strategies.base.run_config import RunConfig
-
-RUNS_EXAMPLE = "wildflower runs ~/wildflower"
-CLEAN_EXAMPLE = "wildflower clean ~/wildflower --yes"
 
 STATES = ("checkpoints", "clients")
 """Folders of a run that only a resume needs."""
@@ -210,3 +208,25 @@ def _age(started: datetime) -> str:
     if minutes >= 2 * 24 * 60:
         return f"{minutes // (24 * 60)} d"
     return f"{minutes // 60} h" if minutes >= 120 else f"{minutes} min"
+
+
+def add_directory(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `wildflower check` and `wildflower report`."""
+    parser.add_argument("directory", type=Path, help="the run's directory")
+
+
+def check(options: argparse.Namespace) -> int:
+    """Tell how a run ended; returns 0 if it completed."""
+    require_run(options.directory)
+    found = status_of(options.directory)
+    print(f"{found.name}: {found.status}" + (f": {found.reason}" if found.reason else ""))
+    return 0 if found.status == COMPLETED else 1
+
+
+def report(options: argparse.Namespace) -> int:
+    """Write a run's report.html again; returns 0."""
+    from server_app.report import write_report
+
+    require_run(options.directory)
+    print(write_report(options.directory))
+    return 0

@@ -17,7 +17,6 @@ from strategies.base.options import ConfigError, parse_pairs, split_pairs
 from strategies.base.parsing import default_run_config
 from strategies.base.run_config import RunConfig
 
-EXAMPLE = "wildflower run --clients 10 -c \"method='fedproto' num-rounds=3\""
 OWN_CODE_KEYS = ("models", "method", "schedule", "fedktl.generator")
 """Run-config keys that may name code of the user's own: `module:name`, or for all but models a
 module alone."""

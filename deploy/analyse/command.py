@@ -14,7 +14,6 @@ from strategies.base.options import ConfigError
 if TYPE_CHECKING:
     from deploy.analyse.analysis import Analysis
 
-EXAMPLE = "wildflower analyse ~/wildflower/RUN-NAME"
 FOLDER = "analysis"
 
 

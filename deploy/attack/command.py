@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from deploy.attack.victims import Scene
 
 ATTACKERS = ("white-box", "decoder", "update", "membership")
-EXAMPLE = "wildflower attack ~/wildflower/RUN-NAME --vectors 100"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

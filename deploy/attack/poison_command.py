@@ -7,8 +7,6 @@ import argparse
 from models.own_code import searching
 from strategies.base.options import ConfigError
 
-EXAMPLE = 'wildflower poison --methods fedavg,fedproto --means off,median -c "num-rounds=10"'
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""

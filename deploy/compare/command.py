@@ -44,8 +44,6 @@ SHOWN = ("round ", "resuming after", "stopping after", "wildflower: ", "client "
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
 
-EXAMPLE = "wildflower compare deploy/comparisons/digits-quick.yaml"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""

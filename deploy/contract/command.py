@@ -20,7 +20,6 @@ from strategies.base.options import ConfigError
 if TYPE_CHECKING:
     from deploy.contract.runs import Candidate
 
-EXAMPLE = "wildflower test-method my_method --method-options 'weight=0.3'"
 ON_A_RUN = "plain-run"
 """The check whose run others look at."""
 

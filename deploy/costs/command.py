@@ -65,8 +65,6 @@ PER_METHOD: dict[str, dict[str, Any]] = {
     "creamfl": {"public-size": 320},
 }
 
-EXAMPLE = "wildflower costs --methods fedre fedproto"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""

@@ -30,8 +30,6 @@ from deploy.reproduce.result import result_of
 from server_app.console import say
 from strategies.base.options import ConfigError
 
-EXAMPLE = "wildflower reproduce fedre-main-cifar10-practical --scale cpu --seeds 0,1"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""

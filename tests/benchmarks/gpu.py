@@ -1,7 +1,7 @@
 """B1 on a machine with a GPU: in float32 and bfloat16, beside the bare loop, and against the CPU.
 
     python -m tests.benchmarks.gpu --json gpu.json
-    python -m tests.benchmarks.gpu --share 8         # eight clients at a time on the GPU
+    python -m tests.benchmarks.gpu --share 1 4 8 16  # so many clients at a time on the GPU
 
 Several clients share the GPU, each in a worker of its own (`client-resources-num-gpus`). The bare
 loop runs in as many processes, before and after every run. Then two rounds are made on the CPU
@@ -186,15 +186,18 @@ def main() -> int:
     """Measure, compare and, if asked, write JSON; returns 1 if metrics disagree, 2 without GPU."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.gpu", description=__doc__)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--share", type=int, default=SHARE, help=f"clients at a time ({SHARE})")
+    parser.add_argument(
+        "--share", type=int, nargs="+", default=[SHARE], metavar="N",
+        help=f"clients at a time, one measurement each ({SHARE})",
+    )  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="shrunken, to try the script")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     if (reason := refusal(options.device)) is not None:
         say(reason)
         return 2
-    if options.share < 1:
-        parser.error(f"--share = {options.share}: expected an integer of at least 1")
+    if min(options.share) < 1:
+        parser.error(f"--share {min(options.share)}: expected integers of at least 1")
     # Evaluated after training, so that both compared rounds have scores that training made.
     workload = with_images(workloads(options.quick)["B1"]).with_values(evaluate_when="post")
     facts = machine()
@@ -202,11 +205,13 @@ def main() -> int:
         torch.cuda.get_device_name(0) if options.device == "cuda" else facts["processor"]
     )
     say(f"{workload.title}, {workload.clients} clients on {facts['device']}")
-    precisions: dict[str, Any] = {}
+    shares: dict[int, dict[str, Any]] = {}
     rows: list[dict[str, str]] = []
-    for amp in ("off", "bf16"):
-        precisions[amp], seen = measure(workload, options.device, options.share, amp)
-        rows = rows or seen.metrics
+    for share in options.share:
+        for amp in ("off", "bf16"):
+            result, seen = measure(workload, options.device, share, amp)
+            shares.setdefault(share, {})[amp] = result
+            rows = rows or seen.metrics
     on_cpu = workload.with_values(device="cpu", num_rounds=4 if options.quick else 3)
     compared = gaps(rows, measure_run(on_cpu, 2, keep_metrics=True).metrics)
     for gap in compared:
@@ -217,8 +222,8 @@ def main() -> int:
         )
     if options.json:
         content = {
-            "machine": facts, "share": options.share, "quick": options.quick,
-            "command": sys.argv[1:], "precisions": precisions, "compared": compared,
+            "machine": facts, "quick": options.quick, "command": sys.argv[1:],
+            "shares": shares, "compared": compared,
         }  # fmt: skip
         options.json.write_text(json.dumps(content, indent=2) + "\n")
     return 0 if all(gap["agrees"] for gap in compared) else 1

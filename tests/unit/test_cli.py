@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,3 +64,17 @@ def test_every_example_is_accepted(name: str) -> None:
         parse_run_config(parse_assignments(getattr(options, "run_config", [])))
         for word in shlex.split(line):
             assert not word.startswith("deploy/") or (ROOT / word).is_file(), line
+
+
+def test_help_imports_no_library_that_takes_seconds() -> None:
+    code = (
+        "import sys\nfrom deploy.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'torch', 'pandas', 'flwr', 'sklearn'} & sys.modules.keys()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], text=True, capture_output=True, cwd=ROOT, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "wildflower check ~/wildflower/RUN-NAME" in done.stdout
