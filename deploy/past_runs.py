@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,20 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from server_app.console import percent, say, table
+from server_app.records.kept_states import STATES, delete_states
 from server_app.records.run_directory import (
     COMPLETED,
     INTERRUPTED,
     RUNNING,
     is_in_use,
     lock_run,
-    mark_cleaned,
     require_run,
 )
 from strategies.base.options import ConfigError
 from strategies.base.run_config import RunConfig
 
-STATES = ("checkpoints", "clients")
-"""Folders of a run that only a resume needs."""
 DAMAGED = "damaged"
 
 
@@ -143,10 +140,7 @@ def _delete_states(directory: Path) -> bool:
         say(f"left as it is: {error}")
         return False
     try:
-        mark_cleaned(directory)  # first, so that a half-deleted run is not resumed either
-        for name in STATES:
-            if (directory / name).exists():
-                shutil.rmtree(directory / name)
+        delete_states(directory)
     finally:
         lock.release()
     return True

@@ -114,7 +114,8 @@ class RunDirectory:
                 if info.get(CLEANED):
                     raise ConfigError(
                         f"resume = {name!r}: `wildflower clean` deleted the run's checkpoints and "
-                        "private states, so it cannot go on; start a new run"
+                        "private states, or the run did (keep-states = false), so it cannot go on; "
+                        "start a new run"
                     )
                 _refuse_changes(name, info["config"], run)
             except ConfigError:

@@ -12,6 +12,7 @@ from flwr.serverapp.strategy.result import Result
 from server_app import console
 from server_app.console import say
 from server_app.records.checkpoints import Checkpoints
+from server_app.records.kept_states import delete_states
 from server_app.records.local_run import check_local_clients, check_local_run
 from server_app.records.payload_files import DIRECTORY as PAYLOADS
 from server_app.records.payload_files import PayloadFiles
@@ -302,6 +303,8 @@ class RoundLoop:
         except (OSError, ValueError) as error:
             say(f"warning: the run completed, its report could not be written: {error}")
         self.tracking.finish(COMPLETED)
+        if not self.run.keep_states:
+            delete_states(self.directory.path)
 
     def _measuring(self, online: list[int]) -> tuple[set[int], list[int]]:
         """Return who measures the test split, and who has anything to measure."""

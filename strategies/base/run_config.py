@@ -38,6 +38,7 @@ MAY_CHANGE_ON_RESUME = frozenset(
             "resume",
             "keep-checkpoints",
             "keep-payloads",
+            "keep-states",
             "min-clients",
         ),
         *("wait-timeout", "round-timeout", "on-client-error", "device", "local-run", "code-dir"),
@@ -188,6 +189,10 @@ class RunConfig:
         Whether `report.html` is written when the run ends; `wildflower report` can do it later.
     keep_checkpoints
         How many of the newest checkpoints are kept.
+    keep_states
+        Whether a completed run keeps its checkpoints, and the private states of simulated clients,
+        which more rounds, `wildflower attack` and `wildflower analyse` need; false deletes them at
+        the end, as `wildflower clean` does later. Devices keep theirs.
     keep_payloads
         What clients send in every n-th round is kept in `payloads` of the run's directory, for
         `wildflower attack`; it tells of their data, so 0, the default, keeps nothing.
@@ -291,6 +296,7 @@ class RunConfig:
     tracker: str = option("", hint=f"any of {', '.join(TRACKERS)}, with commas between")
     report: bool = option(True)
     keep_checkpoints: int = option(2, minimum=1)
+    keep_states: bool = option(True)
     keep_payloads: int = option(0, minimum=0)
     min_clients: int = option(2, minimum=1)
     wait_timeout: float = option(120.0, above=0)

@@ -150,3 +150,15 @@ def test_a_cleaned_run_is_not_begun_anew(
         run_federation(tmp_path, 2, **TINY, method="local", num_rounds=2, resume="run")
     assert run.text("metrics.csv") == before
     assert wildflower.load_run(run.path).status == "completed"
+
+
+def test_a_run_may_keep_no_states(tmp_path: Path) -> None:
+    config = {**TINY, "method": "local", "num_rounds": 2}
+    whole = run_federation(tmp_path / "whole", 2, **config)
+    run = run_federation(tmp_path / "bare", 2, **config, keep_states=False)
+    assert run.config["status"] == "completed"
+    assert not {"clients", "checkpoints"} & {path.name for path in run.path.iterdir()}
+    assert {"clients", "checkpoints"} <= {path.name for path in whole.path.iterdir()}
+    assert run.text("metrics.csv") == whole.text("metrics.csv")
+    with pytest.raises(ConfigError, match="or the run did"):
+        run_federation(tmp_path / "bare", 2, **{**config, "num_rounds": 3}, resume="run")

@@ -90,6 +90,7 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "tracker": (["tensorbord", "wandb, wandb", 1], "any of tensorboard, wandb, mlflow"),
     "report": ([1, "false", None], "true or false"),
     "local-run": (["a/b", "../x", "ä"], "a name of letters"),
+    "keep-states": (["false", 0], "true or false"),
     "keep-payloads": ([-1, "1"], "an integer of at least 0"),
     "keep-checkpoints": ([0, 2.0, True], "an integer of at least 1"),
     "min-clients": ([0, 2.0, True], "an integer of at least 1"),
