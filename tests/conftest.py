@@ -8,6 +8,7 @@ after the other and first of all, while the others have the rest.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,3 +47,15 @@ def dataset_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("cache")
     os.environ["WILDFLOWER_CACHE"] = str(path)
     return path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """Let files be written without `fsync`: no test is about a power cut.
+
+    It is up to a sixth of a small run's time, on a disk that others use as well. Processes that
+    tests start do wait.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
