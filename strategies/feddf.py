@@ -54,7 +54,7 @@ from strategies.common.groups import (
     GroupServerState,
 )
 from strategies.common.layerwise import WeightsPayload
-from strategies.common.optimizers import keep_compiler_out, take_step
+from strategies.common.optimizers import make_adam, take_step
 from strategies.common.public import PublicItems
 from strategies.common.robust import mean_over_clients
 from strategies.common.server_models import (
@@ -149,8 +149,7 @@ def distil(
     order = torch.randperm(len(items), generator=rng).numpy().astype(np.int32)
     count = max(1, round(config.holdout * len(order)))
     held, used = order[:count], order[count:]
-    keep_compiler_out()
-    optimizer = torch.optim.Adam(student.parameters(), lr=config.server_lr)
+    optimizer = make_adam(torch.optim.Adam, student.parameters(), lr=config.server_lr)
 
     def loss_of(rows: NDArray[np.int32]) -> Tensor:
         logits = student(items.batch(rows)).float()

@@ -64,7 +64,7 @@ from strategies.common.groups import (
     GroupServerState,
 )
 from strategies.common.layerwise import WeightsPayload
-from strategies.common.optimizers import keep_compiler_out, take_step
+from strategies.common.optimizers import make_adam, take_step
 from strategies.common.public import PublicItems
 from strategies.common.server_models import (
     OFFICIAL_TEST,
@@ -195,8 +195,7 @@ def transfer(
     """Train the server's model in place on `Consensus.targets`; return what is measured."""
     device = next(model.parameters()).device
     labels, diverse, disagree = (item.to(device) for item in targets)
-    keep_compiler_out()
-    optimizer = torch.optim.Adam(model.parameters(), lr=config.server_lr)
+    optimizer = make_adam(torch.optim.Adam, model.parameters(), lr=config.server_lr)
     every = np.arange(len(items), dtype=np.int32)
     fewest = 2 if any(isinstance(layer, _BatchNorm) for layer in model.modules()) else 1
 

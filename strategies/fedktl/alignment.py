@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from strategies.base.server import LOSS_AFTER, LOSS_BEFORE
-from strategies.common.optimizers import keep_compiler_out, take_step
+from strategies.common.optimizers import make_adam, take_step
 from strategies.common.prototypes import class_means, distances
 
 if TYPE_CHECKING:
@@ -110,9 +110,8 @@ def align(
 
     goals = nn.Parameter(centroids.clone())
     before = measured(goals)
-    keep_compiler_out()
     trained = [list(transformer.parameters()), [goals]]
-    optimizer = torch.optim.Adam([*trained[0], goals], lr=config.server_lr)
+    optimizer = make_adam(torch.optim.Adam, [*trained[0], goals], lr=config.server_lr)
     transformer.train()
     for _ in range(config.server_epochs):
         order = torch.randperm(len(labels), generator=rng)

@@ -17,7 +17,7 @@ from strategies.common.augmentation import drop_tokens, resized_view
 from strategies.common.flops import StepFlops
 from strategies.common.losses import muscle_loss
 from strategies.common.optimizers import (
-    keep_compiler_out,
+    make_adam,
     optimizer_state,
     restore_optimizer,
     take_step,
@@ -101,9 +101,11 @@ class Alignment:
         context = self.context
         self.model.eval()
         parameters = self.model.representation_parameters()
-        keep_compiler_out()
-        optimizer = torch.optim.AdamW(
-            parameters, lr=context.config.public_lr, weight_decay=context.run.training.weight_decay
+        optimizer = make_adam(
+            torch.optim.AdamW,
+            parameters,
+            lr=context.config.public_lr,
+            weight_decay=context.run.training.weight_decay,
         )
         restore_optimizer(optimizer, parameters, moments)
         flops = StepFlops(context, ("public", users))
