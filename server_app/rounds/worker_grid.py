@@ -27,6 +27,8 @@ MOST_ASKED = 3
 """Rounds of questions, since Flower's workers are counted by what the first of them say."""
 ASK_S = 300.0
 """Seconds until workers must have answered; they are starting, and importing the app."""
+PAUSE_S = 0.02
+"""Between two looks for nodes or answers."""
 SHORT_S = 0.3
 """Work below it is queued at a worker, so that the next begins before the server has noticed."""
 FAILED = 0
@@ -253,7 +255,9 @@ def with_workers(grid: Grid, patience: float = ASK_S) -> Grid:
 
 def _ask(grid: Grid, count: int, patience: float) -> list[Any] | None:
     """Ask so many nodes at once for their workers; None if one of them cannot tell."""
-    nodes = sorted(grid.get_node_ids())[:count]
+    deadline = time.monotonic() + patience
+    while not (nodes := sorted(grid.get_node_ids())[:count]) and time.monotonic() < deadline:
+        time.sleep(PAUSE_S)  # Flower starts the ServerApp before it makes the nodes
     ids = {
         message_id
         for message_id in grid.push_messages(
@@ -262,7 +266,6 @@ def _ask(grid: Grid, count: int, patience: float) -> list[Any] | None:
         if message_id
     }
     cards: list[Any] = []
-    deadline = time.monotonic() + patience
     while ids and time.monotonic() < deadline:
         for message in grid.pull_messages(ids):
             process_end.stop_if_told()
@@ -270,7 +273,7 @@ def _ask(grid: Grid, count: int, patience: float) -> list[Any] | None:
             if message.has_error() or RECORD not in message.content:
                 return None
             cards.append(message.content[RECORD])
-        time.sleep(0.02)
+        time.sleep(PAUSE_S)
     return None if ids else cards or None
 
 

@@ -240,6 +240,20 @@ def test_every_worker_is_asked_for_its_handle(
     assert flower.asked == [100, 100, 200]
 
 
+def test_nodes_may_come_after_the_server(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    flower = FlowerGrid([card("a"), card("b")] * 2)
+    seen: list[int] = []
+
+    def nodes() -> list[int]:
+        seen.append(1)
+        return list(NODES) if len(seen) > 2 else []
+
+    monkeypatch.setattr(flower, "get_node_ids", nodes)
+    grid = with_workers(flower)
+    assert isinstance(grid, WorkerGrid)
+    assert list(grid.get_node_ids()) == [100, 200, 300]
+
+
 @pytest.mark.parametrize("card", [None, Error(code=2, reason="No query function registered")])
 def test_an_app_that_cannot_tell_is_reached_through_flower(ray: FakeRay, card: Any) -> None:
     flower: Grid = FlowerGrid([card] * 4)
