@@ -25,6 +25,8 @@ from strategies.base.ray_worker import QUERY, RECORD, Seat, remembered_app
 
 MOST_ASKED = 3
 """Rounds of questions, since Flower's workers are counted by what the first of them say."""
+FIRST_ASKED = 8
+"""Questions of the first round at most; few workers would be long at many."""
 ASK_S = 300.0
 """Seconds until workers must have answered; they are starting, and importing the app."""
 PAUSE_S = 0.02
@@ -238,7 +240,7 @@ def with_workers(grid: Grid, patience: float = ASK_S) -> Grid:
         Seconds to wait for the first worker.
     """
     found: dict[str, Any] = {}
-    wanted = os.cpu_count() or 1
+    wanted = min(FIRST_ASKED, os.cpu_count() or 1)
     for _ in range(MOST_ASKED):
         cards = _ask(grid, wanted, patience)
         if cards is None:
