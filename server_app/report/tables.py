@@ -1,6 +1,6 @@
 """The tables of the report: clients, failures, settings and files."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from markupsafe import Markup
@@ -17,6 +17,8 @@ from server_app.report.key_figures import has_tasks
 from server_app.report.score_charts import colour_of_models
 
 MOST_CLASS_BARS = 40
+MOST_CLIENTS = 2000
+"""Rows of the table of clients; with 10,000 the page would take 6.5 MB."""
 MOST_FAILURES = 200
 MOST_REASON = 600
 #: Above this many clients the class strips lose their hover text, to keep the page small.
@@ -48,7 +50,9 @@ CLIENTS = """\
 <td{% if css %} class="{{ css }}"{% endif %} data-s="{{ value | key }}">{{ shown }}</td>
 {%- endmacro %}
 <p class=note>{{ scope }}; {{ best }}; {{ dash }} is not measured. Bars show training examples by
-class, each client to its own scale, and the number held. Click a heading to sort.</p>
+class, each client to its own scale, and the number held. Click a heading to sort.
+{%- if left %} The {{ rows | length | grouped }} clients with the lowest final score are shown;
+clients.csv and metrics.csv have the other {{ left | grouped }}, too.{% endif %}</p>
 <div class="scroll" tabindex="0"><table class="clients"><thead><tr>
 {% for head in heads %}
 {% if head == "classes" %}<th scope="col" class=left>{{ head }}</th>
@@ -125,12 +129,28 @@ def client_table(run: RunRecords, scope: str) -> Markup:
     heads += [*(["delta"] if changes else []), "uplink", "downlink", "failures"]
     rows = [
         (card, past.get(card.client, History()), class_strip(card, classes, titled))
-        for card in run.clients
+        for card in lowest(run.clients, past)
     ]
     return render(
-        CLIENTS, scope=scope, best=best, dash=DASH, heads=heads, rows=rows, tasks=tasks,
+        CLIENTS, left=len(run.clients) - len(rows),
+        scope=scope, best=best, dash=DASH, heads=heads, rows=rows, tasks=tasks,
         changes=changes, colours=colour_of_models(run.clients),
     )  # fmt: skip
+
+
+def lowest(clients: Sequence[Client], past: Mapping[int, History]) -> Sequence[Client]:
+    """Return the clients that the table has room for, by id: those with the lowest final score.
+
+    Who has none is left out first.
+    """
+    if len(clients) <= MOST_CLIENTS:
+        return clients
+    finals = {client: history.final for client, history in past.items()}
+    scores = {card.client: finals.get(card.client) for card in clients}
+    by_score = sorted(
+        clients, key=lambda card: (scores[card.client] is None, scores[card.client] or 0.0)
+    )
+    return sorted(by_score[:MOST_CLIENTS], key=lambda card: card.client)
 
 
 def _nothing(what: str) -> Markup:

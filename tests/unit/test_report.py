@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from server_app.records.curves import Point, TaskView, losses
 from server_app.records.histories import histories
 from server_app.records.run_reader import RunRecords, read_run
 from server_app.records.spending import Spent, flops_per_round, spent_before, training_flops
-from server_app.report import write_report
+from server_app.report import tables, write_report
 from strategies.base.kept import GROWTH
 
 MODELS = ("cnn1", "cnn2", "resnet10", "mlp", "vit-tiny")
@@ -422,6 +423,23 @@ def test_thousand_clients_stay_small_and_say_what_is_drawn(tmp_path: Path) -> No
     assert len(page.encode()) < 3_000_000
     assert "60 of 1000 client lines are drawn" in page
     assert page.count('class="line client') == 60
+
+
+def test_ten_thousand_clients_are_told_by_the_lowest(tmp_path: Path) -> None:
+    page = page_of(write_run(tmp_path, clients=10_000, rounds=2, classes=10))
+    parse(page)
+    assert len(page.encode()) < 5_000_000
+    assert page.count('<tr title="') == tables.MOST_CLIENTS
+    assert "The 2\u202f000 clients with the lowest final score are shown" in page
+    assert "have the other 8\u202f000, too." in page
+
+
+def test_the_lowest_are_shown_and_who_has_no_score_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "MOST_CLIENTS", 2)
+    cards = [SimpleNamespace(client=number) for number in (0, 1, 2, 3)]
+    finals = {0: 0.9, 1: 0.0, 3: 0.4}
+    past = {client: SimpleNamespace(final=final) for client, final in finals.items()}
+    assert [card.client for card in tables.lowest(cards, past)] == [1, 3]  # type: ignore[arg-type]
 
 
 def test_hostile_text_is_escaped(tmp_path: Path) -> None:
