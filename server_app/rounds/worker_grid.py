@@ -134,14 +134,18 @@ class WorkerGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies to these messages that are there; others that are there are dropped.
+        """Return the replies to these messages that are there.
 
-        Whoever pulls names all messages that are still of interest, see `Transport`.
+        Whoever pulls names all messages that are still of interest, see `Transport`. Replies to
+        others are dropped, and others that no worker has yet are never handed out: of a round that
+        is over, they would change a client's state.
         """
+        wanted = dict.fromkeys(message_ids)  # a set in order
+        self._waiting = deque(m for m in self._waiting if m.metadata.message_id in wanted)
         self._take()
         self._hand_out()
         replies, self._replies = self._replies, {}
-        return [replies[i] for i in message_ids if i in replies]
+        return [replies[i] for i in wanted if i in replies]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

@@ -185,6 +185,15 @@ def test_replies_that_nobody_waits_for_are_dropped(ray: FakeRay) -> None:
     assert list(grid.pull_messages([first])) == []
 
 
+def test_messages_that_nobody_waits_for_are_not_handed_out(ray: FakeRay) -> None:
+    grid, (one, other) = made(ray)
+    ids = list(grid.push_messages([message(node) for node in (100, 200, 300, 100)]))
+    grid.pull_messages(ids[3:])  # the round of the first three is over
+    one.answer()
+    grid.pull_messages(ids[3:])
+    assert (one.nodes(), other.nodes()) == ([100], [200])
+
+
 def test_a_client_that_fails_is_named_as_flower_does(ray: FakeRay) -> None:
     grid, (one, _) = made(ray)
     ids = list(grid.push_messages([message(100)]))
