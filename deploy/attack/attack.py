@@ -121,8 +121,9 @@ def attack(
         picked = [targets[i] for i in chosen[client]]
         if picked:
             here = functools.partial(_say_where, say, client, place + 1, len(scene.clients))
-            found = _attack_client(scene, plan, victim, picked, here)
-            results += _scored(scene, plan, victim, picked, found, perceptual)
+            known = Auxiliary(victim.context)
+            found = _attack_client(scene, plan, victim, picked, known, here)
+            results += _scored(scene, plan, victim, picked, known, found, perceptual)
     return Findings(results, [item for item in told if item is not None], sent)
 
 
@@ -151,7 +152,7 @@ def _choose(scene: Scene, plan: Plan) -> tuple[dict[int, list[int]], int]:
 
 
 def _attack_client(
-    scene: Scene, plan: Plan, victim: Victim, targets: list[Target], say: Say
+    scene: Scene, plan: Plan, victim: Victim, targets: list[Target], known: Auxiliary, say: Say
 ) -> dict[str, NDArray[np.uint8]]:
     """Return the images found for a client's vectors, (n, C, H, W), and for random ones."""
     client = victim.context.client_id
@@ -162,7 +163,7 @@ def _attack_client(
         vectors = np.stack([target.vector for target in sent])
         directions = numpy_generator(plan.seed, client, scene.round, "random vectors")
         prepared = torch_generator(plan.seed, client, scene.round, "prepare")
-        seek = plan.attacker.against(victim, targets, Auxiliary(victim.context), prepared)
+        seek = plan.attacker.against(victim, targets, known, prepared)
         inverted = functools.partial(_invert, plan, seek, client, scene.round)
         found = {
             ATTACK: inverted(vectors, ATTACK, say),
@@ -174,11 +175,11 @@ def _attack_client(
 
 
 def _scored(
-    scene: Scene, plan: Plan, victim: Victim, targets: list[Target],
+    scene: Scene, plan: Plan, victim: Victim, targets: list[Target], known: Auxiliary,
     found: dict[str, NDArray[np.uint8]], perceptual: Distance | None,
 ) -> list[Result]:  # fmt: skip
     """Compare what was found, and the other controls, with the true images."""
-    client, known = victim.context.client_id, Auxiliary(victim.context)
+    client = victim.context.client_id
     draws = numpy_generator(plan.seed, client, scene.round, "images of the class")
     results = []
     for i, target in enumerate(targets):
