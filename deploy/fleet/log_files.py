@@ -33,16 +33,17 @@ def is_long(log: Path) -> bool:
 def rotate_in_use(log: Path, keep: bytes = b"") -> None:
     """Put a log aside while a process appends to it.
 
-    The process goes on writing to the same file, which is emptied after it was copied: what it
+    The process goes on writing to the same file, which is cut short after it was copied: what it
     writes between the last look and that, some microseconds, is lost, as with logrotate's
-    copytruncate.
+    copytruncate.  The lines to keep are written over its beginning before the cut, since what is
+    appended after it could come before them.
 
     Parameters
     ----------
     log : Path
         The file, opened for appending by whoever writes.
     keep : bytes
-        Lines to begin the emptied file with.
+        Lines that the file begins with afterwards.
     """
     part = earlier(log).with_suffix(".part")
     with log.open("r+b") as source, part.open("wb") as target:
@@ -52,6 +53,6 @@ def rotate_in_use(log: Path, keep: bytes = b"") -> None:
             if source.tell() == os.fstat(source.fileno()).st_size:
                 break
         part.replace(earlier(log))
-        source.truncate(0)
-    with log.open("ab") as file:
-        file.write(keep)
+        source.seek(0)
+        source.write(keep)
+        source.truncate()
