@@ -16,6 +16,7 @@ from deploy.fleet.local import LocalFleet
 from deploy.fleet.specs import flower_client
 from deploy.flower.commands import FlowerRun
 from deploy.flower.processes import all_processes
+from server_app.rounds.transport import LONGEST_POLL
 from tests.held_models import held_models
 from tests.support import SMALL, Outcome
 
@@ -41,6 +42,10 @@ SETTINGS: dict[str, Any] = {
 
 HOLD = "WILDFLOWER_TEST_HOLD"
 """The model `held_models:held` does not go on with its training while this file is there."""
+
+
+TAKEN = 6 * LONGEST_POLL
+"""Seconds after which the server has taken what has arrived, also on a busy machine."""
 
 
 class Faults:
@@ -154,8 +159,8 @@ class Faults:
     def wait_in_round(self, name: str, number: int, run_id: str) -> None:
         """Wait until clients 0 and 2 have trained in a round that the held client 1 delays.
 
-        Their answers are with the SuperLink then: what is cut off in the middle is lost, and
-        recorded.
+        Their answers are with the server then: one that is on its way when the SuperLink ends is
+        lost, as Flower deletes what it hands out, and recorded as a failure.
         """
         what = f"the answers to the training in round {number} of run {name}"
         before, answers = self._begun
@@ -165,6 +170,7 @@ class Faults:
             return all(n >= old + more for n, old in zip(self._answers(), answers, strict=True))
 
         self.wait_in_run(run_id, arrived, what)
+        time.sleep(TAKEN)
         assert self.rounds(name) == number - 1
 
 

@@ -22,6 +22,7 @@ from deploy.attack.scores import Distance, Score, score
 from deploy.attack.targets import Target
 from deploy.attack.victims import Scene, Victim
 from deploy.attack.white_box import WhiteBox, of_equal_norm
+from deploy.evenly import evenly
 from strategies.base.files import replacing
 from strategies.base.options import ConfigError
 from strategies.base.rng import numpy_generator, torch_generator
@@ -39,16 +40,23 @@ class Plan:
     Attributes
     ----------
     vectors : int
-        At most so many vectors, drawn over all clients.
+        At most so many vectors, drawn over the clients that are attacked.
     seed : int
         Of the draw, the first images and the controls.
     attacker : Attacker
         Who attacks.
+    clients : int or None
+        At most so many clients, evenly over all; None for all.
     """
 
     vectors: int = 100
     seed: int = 0
     attacker: Attacker = dataclasses.field(default_factory=WhiteBox)
+    clients: int | None = None
+
+    def victims(self, scene: Scene) -> list[int]:
+        """Return whom it attacks, by id."""
+        return evenly(scene.clients, self.clients or len(scene.clients))
 
     def folder(self, scene: Scene) -> Path:
         """Return where the images found are kept: another plan, or another uplink, has another."""
@@ -111,7 +119,8 @@ def attack(
     chosen, sent = _choose(scene, plan)
     results: list[Result] = []
     told = []
-    for place, client in enumerate(scene.clients):
+    clients = plan.victims(scene)
+    for place, client in enumerate(clients):
         victim = scene.victim(client)
         data = victim.context.data
         told.append(
@@ -120,7 +129,7 @@ def attack(
         targets = plan.attacker.targets(victim)
         picked = [targets[i] for i in chosen[client]]
         if picked:
-            here = functools.partial(_say_where, say, client, place + 1, len(scene.clients))
+            here = functools.partial(_say_where, say, client, place + 1, len(clients))
             known = Auxiliary(victim.context)
             found = _attack_client(scene, plan, victim, picked, known, here)
             results += _scored(scene, plan, victim, picked, known, found, perceptual)
@@ -133,9 +142,10 @@ def _say_where(say: Say, client: int, place: int, count: int, text: str) -> None
 
 def _choose(scene: Scene, plan: Plan) -> tuple[dict[int, list[int]], int]:
     """Return which vectors of every client are attacked, and how many there are in all."""
+    clients = plan.victims(scene)
     everything = [
         (client, i)
-        for client in scene.clients
+        for client in clients
         for i in range(len(plan.attacker.targets(scene.victim(client))))
     ]
     if not everything:
@@ -145,7 +155,7 @@ def _choose(scene: Scene, plan: Plan) -> tuple[dict[int, list[int]], int]:
         )
     generator = numpy_generator(plan.seed, "attack", scene.round, "vectors")
     order = generator.permutation(len(everything))[: plan.vectors]
-    chosen: dict[int, list[int]] = {client: [] for client in scene.clients}
+    chosen: dict[int, list[int]] = {client: [] for client in clients}
     for client, i in (everything[k] for k in sorted(order)):
         chosen[client].append(i)
     return chosen, len(everything)

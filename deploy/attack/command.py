@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from deploy.attack.attack import Plan, Say
     from deploy.attack.attacker import Attacker
     from deploy.attack.scores import Distance
+    from deploy.attack.side_by_side import Attacked
     from deploy.attack.victims import Scene
 
 ATTACKERS = ("white-box", "decoder", "update", "membership")
@@ -25,8 +26,9 @@ ATTACKERS = ("white-box", "decoder", "update", "membership")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument(
-        "directory", type=Path, help="the directory of a run that had keep-payloads set"
-    )
+        "directories", type=Path, nargs="+", metavar="directory",
+        help="the directory of a run that had keep-payloads set; several are set side by side",
+    )  # fmt: skip
     parser.add_argument(
         "--round", type=int, metavar="N",
         help="attack what was sent in this round (default: the newest kept)",
@@ -36,14 +38,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="attack at most so many vectors, drawn over all clients (default: 100)",
     )  # fmt: skip
     parser.add_argument(
-        "--attacker", choices=ATTACKERS, default="white-box",
-        help="how images are sought: by the client's model, by a decoder learned from other "
-        "images, or in a change of weights; membership asks instead which images were trained on "
-        "(default: white-box)",
+        "--clients", type=count, metavar="N",
+        help="attack at most so many clients, evenly over all (default: all)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--attacker", type=_attackers, default="white-box", metavar="{white-box,...}",
+        help="how images are sought: by the client's model (white-box), by a decoder learned from "
+        "other images (decoder), or in a change of weights (update); of two with a comma between "
+        "them the first that has something to attack. membership asks instead which images were "
+        "trained on (default: white-box)",
     )  # fmt: skip
     parser.add_argument(
         "--steps", type=count, default=2000, metavar="N",
         help="steps of the attack on each; a decoder takes none (default: 2000)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tv-weight", type=_weight, metavar="W",
+        help="weight of the total variation: larger, smoother images (default: 0.0001 for "
+        "white-box, 0.01 for update)",
     )  # fmt: skip
     parser.add_argument(
         "--lpips", type=Path, metavar="FILE",
@@ -51,23 +63,69 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "*.safetensors); nothing is downloaded",
     )  # fmt: skip
     parser.add_argument(
+        "--output", type=Path, metavar="PATH",
+        help="of several runs: write their table and charts to PATH.md, PATH.csv and PATH.html "
+        "(default: attacks, beside the first run)",
+    )  # fmt: skip
+    parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="of all draws (default: 0)"
     )
 
 
+def _attackers(text: str) -> list[str]:
+    """Read names of attackers with commas between them."""
+    names = [name.strip() for name in text.split(",")]
+    if unknown := [name for name in names if name not in ATTACKERS]:
+        known = ", ".join(ATTACKERS)
+        raise argparse.ArgumentTypeError(f"there is no attacker {unknown[0]!r}, but {known}")
+    if "membership" in names and len(names) > 1:
+        raise argparse.ArgumentTypeError("membership seeks no images and stands alone")
+    return names
+
+
+def _weight(text: str) -> float:
+    """Read a weight that is finite and not negative."""
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no weight from 0 on")
+    return value
+
+
 def execute(options: argparse.Namespace) -> int:
-    """Attack a run, print the table, write attack.csv and attack.html; returns 0."""
+    """Attack runs, print tables, write attack.csv and attack.html of each; returns 0."""
     if not is_installed("skimage"):
         raise ConfigError("wildflower attack needs scikit-image: pip install 'wildflower[attack]'")
-    from deploy.attack.attack import Plan, attack
-    from deploy.attack.output import text_of, write_csv, write_page
+    from deploy.attack.attack import Plan
+    from deploy.attack.side_by_side import as_text, write_side_by_side
     from deploy.attack.victims import Scene
 
     perceptual = None if options.lpips is None else _perceptual(options.lpips)
-    scene = Scene.of(options.directory.expanduser(), options.round)
-    if options.attacker == "membership":
-        return _membership(scene, options.seed)
-    plan = Plan(options.vectors, options.seed, _attacker(options.attacker, options.steps))
+    scenes = [Scene.of(path.expanduser(), options.round) for path in options.directories]
+    if options.attacker == ["membership"]:
+        for scene in scenes:
+            _membership(scene, options.seed)
+        return 0
+    attackers = [_attacker(name, options) for name in options.attacker]
+    plans = [
+        Plan(options.vectors, options.seed, _able(scene, attackers), options.clients)
+        for scene in scenes
+    ]
+    pairs = zip(scenes, plans, strict=True)
+    runs = [_attack(scene, plan, perceptual) for scene, plan in pairs]
+    if len(runs) > 1:
+        output = options.output or scenes[0].directory.parent / "attacks"
+        write_side_by_side(output.expanduser(), runs)
+        print(as_text(runs))
+        print(f"page: {output}.html")
+    return 0
+
+
+def _attack(scene: Scene, plan: Plan, perceptual: Distance | None) -> Attacked:
+    """Attack a run, print its table, and write attack.csv and attack.html."""
+    from deploy.attack.attack import attack
+    from deploy.attack.output import text_of, write_csv, write_page
+    from deploy.attack.side_by_side import Attacked
+
     print(_announced(scene.directory.name, scene.round, plan), flush=True)
     findings = attack(scene, plan, _sayer(), perceptual)
     models = {client.client: client.model for client in scene.records.clients}
@@ -75,18 +133,37 @@ def execute(options: argparse.Namespace) -> int:
     write_csv(folder / "attack.csv", findings, models)
     write_page(folder / "attack.html", scene, plan, findings)
     print(text_of(findings))
-    print(f"page: {folder / 'attack.html'}")
-    return 0
+    print(f"page: {folder / 'attack.html'}", flush=True)
+    return Attacked.of(scene, plan.attacker.name, findings)
 
 
-def _attacker(name: str, steps: int) -> Attacker:
+def _able(scene: Scene, attackers: list[Attacker]) -> Attacker:
+    """Return the first of the attackers that finds something to attack.
+
+    Raises
+    ------
+    ConfigError
+        None of them does; what the last one lacks.
+    """
+    for attacker in attackers[:-1]:
+        try:
+            attacker.targets(scene.victim(scene.clients[0]))
+        except ConfigError:
+            continue
+        return attacker
+    return attackers[-1]
+
+
+def _attacker(name: str, options: argparse.Namespace) -> Attacker:
     from deploy.attack.decoder import Decoder
     from deploy.attack.update import UpdateInversion
     from deploy.attack.white_box import WhiteBox
 
     if name == Decoder.name:
         return Decoder()
-    return UpdateInversion(steps=steps) if name == UpdateInversion.name else WhiteBox(steps=steps)
+    kind = UpdateInversion if name == UpdateInversion.name else WhiteBox
+    weight = kind.tv_weight if options.tv_weight is None else options.tv_weight
+    return kind(steps=options.steps, tv_weight=weight)
 
 
 def _perceptual(weights: Path) -> Distance:
@@ -98,7 +175,7 @@ def _perceptual(weights: Path) -> Distance:
         raise ConfigError(f"--lpips: {error}") from error
 
 
-def _membership(scene: Scene, seed: int) -> int:
+def _membership(scene: Scene, seed: int) -> None:
     from deploy.attack.membership import infer_membership
     from deploy.attack.membership_output import text_of, write_csv
 
@@ -107,7 +184,6 @@ def _membership(scene: Scene, seed: int) -> int:
     write_csv(path, found)
     print(text_of(found))
     print(f"table: {path}")
-    return 0
 
 
 def _announced(name: str, number: int, plan: Plan) -> str:

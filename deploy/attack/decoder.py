@@ -22,7 +22,7 @@ from deploy.attack.targets import Target, vectors_of
 from deploy.attack.victims import Victim
 from deploy.attack.white_box import output_of, to_bytes
 from strategies.base.rng import isolated_torch_rng
-from strategies.common.optimizers import keep_compiler_out, take_step
+from strategies.common.optimizers import make_adam, take_step
 
 BLOCK = 256
 """Images that go through the client's model at once."""
@@ -97,8 +97,7 @@ class Decoder:
     def train(self, vectors: Tensor, images: Tensor, generator: torch.Generator) -> nn.Module:
         """Return a network from vectors (n, d) to images (n, C, H, W) uint8, in [0, 1]."""
         network = DecoderNetwork(vectors, (images.shape[1], images.shape[2], images.shape[3]))
-        keep_compiler_out()
-        optimizer = torch.optim.Adam(network.parameters(), lr=self.lr)
+        optimizer = make_adam(torch.optim.Adam, network.parameters(), lr=self.lr)
         for _ in range(self.epochs):
             order = torch.randperm(len(vectors), generator=generator).to(vectors.device)
             for rows in order.split(self.batch_size):
