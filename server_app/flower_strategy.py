@@ -13,6 +13,11 @@ from flwr.serverapp.strategy.result import Result
 
 from server_app import console
 from server_app.console import say
+from server_app.records.privacy_ledger import (
+    PrivacyLedger,
+    missing_accountant,
+    privacy_summary,
+)
 from server_app.records.scores import weighted_mean
 from server_app.rounds.exchange import RunError
 from server_app.rounds.loop import run_rounds
@@ -22,6 +27,7 @@ from server_app.rounds.participants import choose_participants
 from server_app.rounds.roster import Roster
 from server_app.rounds.transport import Transport, reason_of
 from strategies.base.messages import ClientUpdate, Control, MetricRow
+from strategies.base.options import ConfigError
 from strategies.base.payload import PayloadError
 from strategies.base.run_config import RunConfig
 from strategies.base.schedule import History, load_schedule
@@ -32,10 +38,11 @@ class FlowerStrategy(Strategy):
 
     `start` runs everything as `flwr run` does, with records, checkpoints and report. The four hooks
     serve a loop of one's own, such as Flower's `Strategy.start`: they register the clients, make
-    real messages and aggregate real replies, and keep no records. In such a loop a round has one
-    exchange, participants are those of the run's schedule, and the others are evaluated: after the
-    round's aggregation, where `start` sends all of a round's messages before it. With
-    `sample-fraction` 1 the two give the same numbers.
+    real messages and aggregate real replies. They keep one record, and only of noise: `privacy.csv`
+    in the directory that `start` would have. In such a loop a round has one exchange, participants
+    are those of the run's schedule, and the others are evaluated: after the round's aggregation,
+    where `start` sends all of a round's messages before it. With `sample-fraction` 1 the two give
+    the same numbers.
 
     Parameters
     ----------
@@ -45,10 +52,12 @@ class FlowerStrategy(Strategy):
     Raises
     ------
     ConfigError
-        If the method cannot run with these settings.
+        If the method cannot run with these settings, or what computes epsilon is not installed.
     """
 
     def __init__(self, run: RunConfig) -> None:
+        if missing := missing_accountant(run.privacy):
+            raise ConfigError(missing)
         self.run = run
         self.server = MethodServer(run)
         self.schedule = load_schedule(run)
@@ -56,6 +65,7 @@ class FlowerStrategy(Strategy):
         name = run.run_name or f"{self.server.method.name}-{self._token}"
         self._messages = MessageFactory(name, {}, ttl=run.round_timeout + 30)
         self._roster: Roster | None = None
+        self._directory = run.run_root / name
         self._participants: list[int] = []
         self._rows: dict[int, list[MetricRow]] = {}
         self._history = History({}, {})
@@ -96,6 +106,7 @@ class FlowerStrategy(Strategy):
             self.schedule, server.context, online, self._history
         )
         self._rows = {}
+        self._note_privacy(server_round)
         return self._to("train", self._participants, online)
 
     def configure_evaluate(
@@ -138,6 +149,22 @@ class FlowerStrategy(Strategy):
         means = {name: weighted_mean(values) for name, values in pairs.items()}
         known = {name: mean for name, mean in means.items() if mean is not None}
         return MetricRecord(dict(known)) if known else None
+
+    @property
+    def privacy(self) -> dict[str, Any] | None:
+        """What clients have told so far: epsilon and what it is of, as in a run's summary.
+
+        None without clipping.
+        """
+        return privacy_summary(self._directory, self.run.privacy)
+
+    def _note_privacy(self, server_round: int) -> None:
+        """Count, before they are asked, what the participants are about to send."""
+        if self.run.privacy.noisy:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            devices = self.server.devices
+            ledger = PrivacyLedger(self._directory, self.run.privacy, devices=devices)
+            ledger.note(server_round, 1, self._participants)
 
     def _online(self, server_round: int, grid: Grid) -> list[int]:
         """Register who is new and return who can be reached; at first wait for enough clients."""

@@ -135,3 +135,17 @@ def test_start_runs_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str
     capsys.readouterr()
     strategy.summary()
     assert capsys.readouterr().out.startswith("fedre: one randomly entangled representation")
+
+
+def test_a_loop_of_ones_own_counts_what_clients_tell(tmp_path: Path) -> None:
+    """As a run does: the same rows, and the same epsilon."""
+    pytest.importorskip("dp_accounting", reason="needs the extra privacy")
+    noise = {"privacy.clip-norm": 1.0, "privacy.noise-multiplier": 2.0}
+    ours = run_federation(tmp_path / "ours", CLIENTS, method="fedproto", **SETTINGS, **noise)
+    strategy, grid = a_strategy(tmp_path / "flowers", method="fedproto", **noise)
+    assert strategy.privacy is not None
+    assert strategy.privacy["epsilon"] == 0
+    Strategy.start(strategy, grid, ArrayRecord(), num_rounds=strategy.run.num_rounds)
+    assert strategy.privacy == ours.summary["privacy"]
+    kept = tmp_path / "flowers" / "run" / "privacy.csv"
+    assert kept.read_text() == (ours.path / "privacy.csv").read_text()
