@@ -60,7 +60,12 @@ def file(tmp_path: Path) -> Iterator[Path]:
             "output-dir": str(tmp_path / "runs"), "round-timeout": LIMIT, "num-rounds": 1,
         },
         # Evaluating after training saves one exchange.
-        "presets": {"fedre": {"method": "fedre", "run-name": "one", "evaluate-when": "post"}},
+        "presets": {
+            "fedre": {
+                "method": "fedre", "run-name": "one", "evaluate-when": "post",
+                "privacy.clip-norm": 1.0, "privacy.noise-multiplier": 4.0,
+            }
+        },
     }  # fmt: skip
     path.write_text(yaml.safe_dump(content))
     yield path
@@ -130,7 +135,7 @@ def impostor(file: Path, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_up_run_and_ctrl_c(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """TLS and keys, three unlike processes, one round; Ctrl-C ends all within 15 s.
+    """TLS and keys, three unlike processes, one round with noise; Ctrl-C ends all within 15 s.
 
     First on the path of all its processes are files with the names of our packages.
     """
@@ -175,6 +180,14 @@ def test_up_run_and_ctrl_c(file: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert [row["model"] for row in outcome.rows("clients")] == ["cnn5", "data:tiny"]
     failures = outcome.rows("failures")  # it is asked again in a later round
     assert {(row["client"], row["kind"]) for row in failures} == {("", "registration")}
+    told = {(row["client"], row["noise_from"]) for row in outcome.rows("privacy")}
+    assert told == {("0", "operating system"), ("1", "operating system")}
+    privacy = outcome.summary["privacy"]
+    # One Gaussian mechanism of multiplier 4 / 2, by dp-accounting.
+    assert (privacy["messages_of_a_client"], privacy["epsilon"]) == (
+        1,
+        pytest.approx(1.9931, abs=1e-4),
+    )
     states = sorted((tmp_path / "pair" / "processes").glob("client-*/state/one/*"))
     assert len(states) == 2
     secret = [path for path in (tmp_path / "pair").rglob("*") if b"PRIVATE KEY" in content(path)]
