@@ -53,6 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="steps of the attack on each; a decoder takes none (default: 2000)",
     )  # fmt: skip
     parser.add_argument(
+        "--epochs", type=count, default=50, metavar="N",
+        help="how often a decoder learns from each of its images (default: 50)",
+    )  # fmt: skip
+    parser.add_argument(
         "--tv-weight", type=_weight, metavar="W",
         help="weight of the total variation: larger, smoother images (default: 0.0001 for "
         "white-box, 0.01 for update)",
@@ -160,7 +164,7 @@ def _attacker(name: str, options: argparse.Namespace) -> Attacker:
     from deploy.attack.white_box import WhiteBox
 
     if name == Decoder.name:
-        return Decoder()
+        return Decoder(epochs=options.epochs)
     kind = UpdateInversion if name == UpdateInversion.name else WhiteBox
     weight = kind.tv_weight if options.tv_weight is None else options.tv_weight
     return kind(steps=options.steps, tv_weight=weight)
