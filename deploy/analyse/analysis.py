@@ -143,7 +143,8 @@ class _Seen:
             self.grams.setdefault(stage, {})[item.number] = centred_gram(outputs)
             if stage == REPRESENTATION and on_map is not None:
                 self.vectors[item.number] = outputs[on_map]
-                self.heads[item.number] = item.head
+                if (head := item.head) is not None:
+                    self.heads[item.number] = head
 
     def similarities(self, clients: list[int]) -> dict[str, NDArray[np.float64]]:
         """Return the CKA of these clients by stage, in order of depth."""

@@ -16,7 +16,7 @@ from data.split import Split
 from data.tasks import METRIC_OF
 from deploy.analyse.regions import Head
 from deploy.kept_run import KeptClient, KeptRun, downlink_for
-from models import SplitModel
+from models import SplitModel, TaskModel
 from models.base import Backbone
 from strategies.base.options import ConfigError
 from strategies.common.training import EVALUATION_BATCH, device_batches, precision
@@ -45,14 +45,16 @@ class Analysed:
         return self.client.context.client_id
 
     @property
-    def model(self) -> SplitModel:
+    def model(self) -> SplitModel | TaskModel:
         """Its model."""
-        model: SplitModel = self.client.state.model
+        model: SplitModel | TaskModel = self.client.state.model
         return model
 
     @property
-    def head(self) -> Head:
-        """What its model decides by."""
+    def head(self) -> Head | None:
+        """What its model decides by; None where that does not read the representation."""
+        if isinstance(self.model, TaskModel):
+            return None
         return Head(*(p.detach().float().cpu().numpy() for p in self.model.head.parameters()))
 
     @torch.no_grad()
@@ -72,9 +74,14 @@ class Analysed:
         """Return what every stage of the model makes of examples, (n, d) each, in order.
 
         Stages are the backbone's `feature_levels`, the first nearest to the examples, and the
-        representation that the head reads.
+        representation: what the head reads, or, of a model that is aligned beside its head, what is
+        aligned.
         """
-        backbone = self.model.backbone
+        model = self.model
+        if isinstance(model, TaskModel):
+            backbone, represent = model.encoder, model.represent
+        else:
+            backbone, represent = model.backbone, model.features
         levels = backbone.feature_levels() if isinstance(backbone, Backbone) else []
         found: dict[str, list[NDArray[np.float32]]] = {}
         with ExitStack() as hooks:
@@ -84,7 +91,7 @@ class Analysed:
                 hooks.callback(hook.remove)
             parts = found.setdefault(REPRESENTATION, [])
             for inputs, _ in device_batches(self.client.context, split, EVALUATION_BATCH):
-                parts.append(_flat(self.model.features(inputs)))
+                parts.append(_flat(represent(inputs)))
         return {name: np.concatenate(parts) for name, parts in found.items()}
 
 
@@ -129,7 +136,7 @@ def _refuse_other_tasks(client: KeptClient) -> None:
             f"client {number}: its task is {client.context.task or data.task}; wildflower analyse "
             "compares models that classify examples of one data set into the same classes"
         )
-    if not isinstance(getattr(client.state, "model", None), SplitModel):
+    if not isinstance(getattr(client.state, "model", None), SplitModel | TaskModel):
         raise ConfigError(f"client {number}: method {client.context.run.method} has no one model")
 
 

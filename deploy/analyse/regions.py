@@ -91,7 +91,7 @@ def regions(
     Parameters
     ----------
     heads : mapping of int to Head
-        By client.
+        By client, of those whose head reads the representation.
     vectors : mapping of int to ndarray
         (m, d) representations of the same examples, by client.
     labels : NDArray[np.int64]

@@ -14,9 +14,11 @@ from deploy.analyse.analysis import Plan, analyse, mapped, pairs
 from deploy.analyse.command import FOLDER
 from deploy.analyse.figures import TITLES
 from deploy.analyse.measures import calibration, centred_gram, confusion, linear_cka
+from deploy.analyse.models import REPRESENTATION, analysed, common_examples
 from deploy.analyse.regions import Head, Regions, regions
 from deploy.cli import main
 from deploy.evenly import evenly
+from deploy.kept_run import KeptRun
 from strategies.base.options import ConfigError
 from tests.support import Outcome, run_federation
 
@@ -185,3 +187,21 @@ def test_the_toy_shows_what_a_shared_head_tells_apart(tmp_path: Path) -> None:
         assert len(rows) == 5 * heads
         page = (made.path / FOLDER / "analysis.html").read_text()
         assert TITLES["regions"] in page
+
+
+def test_what_is_aligned_beside_a_head_is_analysed(tmp_path: Path) -> None:
+    """FedMuscle's models: encoder stages, and the representations that cross the network."""
+    run = run_federation(
+        tmp_path, 2, method="fedmuscle", models="cnn5, resnet10-w4", feature_dim=2, subset=0.2,
+        image_size=16, public_dataset="digits", public_size=32, evaluate_when="post",
+        **{"fedmuscle.batch-size": 16},
+    )  # fmt: skip
+    found = analyse(run.path, Plan(images=64, map_images=16))
+    assert list(found.cka) == ["stage 1", "stage 2", "stage 3", "stage 4", REPRESENTATION]
+    assert found.cka[REPRESENTATION].shape == (2, 2)
+    assert found.regions == []  # heads read the encoder's feature, wider than two
+    kept = KeptRun.of(run.path)
+    (item, _) = analysed(kept, [0, 1])
+    examples = common_examples(kept, [0, 1], 64, 0)
+    lengths = np.linalg.norm(item.stages(examples)[REPRESENTATION], axis=1)
+    np.testing.assert_allclose(lengths, 1.0, rtol=1e-5)
