@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,20 +20,21 @@ from numpy.typing import NDArray
 from data.annotated import AnnotatedDataset, Texts, read_array, read_texts, write_texts
 from data.cache import cache_root, fetch_entry
 from data.dataset import load_dataset
-from data.entries import digest_texts
+from data.entries import AnyDataset, digest_texts
 from data.image_dataset import ImageDataset
 from data.raw import write_array
 from data.scene_items import fashion_folder, load_items, scene_source, scene_stamp
 from data.scenes import draw_scenes
 from data.shares import Shares
-from data.spec import DataError, DataSpec
+from data.spec import DataError, DataSpec, is_from_hub
 
 # Raise it when public items change, so that old entries are not read.
 _FORMAT = 2
 _SEED = 5_000
 _ROWS = "rows.npy"
 _NONE = np.empty(0, dtype=np.int64)
-# Sets whose pictures have all sizes: read at the size wanted, identified at a common one.
+# Sets whose pictures have all sizes: read at the size wanted, identified at a common one. So may
+# those of the hub.
 _OF_ANY_SIZE = ("imagefolder", "voc", "coco")
 _COMMON_SIZE = 64
 _LUMA = np.array([299, 587, 114], dtype=np.int64)  # thousandths, ITU-R BT.601
@@ -86,7 +88,8 @@ def load_public(
     Parameters
     ----------
     name : str
-        A name in `DATASETS` that has images.
+        A name in `DATASETS` that has images, or `hf:ORG/NAME`, whose columns, configuration and
+        splits are those found by themselves.
     size : int
         Number of items P.
     channels : int
@@ -150,7 +153,8 @@ def _load(
             captions = _captions(dataset, rows)
             _write(target, dataset.images[rows], common.images[rows], captions, spec, channels)
 
-    entry = Path(root) / "public" / f"{spec.dataset}-{size}-{key}"
+    name = re.sub(r"[^\w.-]+", "-", spec.dataset)
+    entry = Path(root) / "public" / f"{name}-{size}-{key}"
     images, texts, fingerprint, rows_shown = fetch_entry(entry, _read, build)
     if channels == 3 and images.shape[1] == 1:
         # Three times the same plane, without its bytes three times.
@@ -162,9 +166,9 @@ def _chosen(
     spec: DataSpec, size: int, tested: NDArray[np.int64]
 ) -> tuple[ImageDataset, ImageDataset, NDArray[np.int64]]:
     """Return the data set, its form that the fingerprint is of, and the rows."""
-    at_size = spec.image_size if spec.dataset in _OF_ANY_SIZE else 0
-    dataset = load_dataset(spec.dataset, spec.data_dir, at_size or _own_size(spec.dataset))
-    common = load_dataset(spec.dataset, spec.data_dir, _own_size(spec.dataset))
+    at_size = spec.image_size if _has_any_size(spec.dataset) else 0
+    dataset = _load_images(spec, at_size or _own_size(spec.dataset))
+    common = _load_images(spec, _own_size(spec.dataset))
     if not isinstance(dataset, ImageDataset) or not isinstance(common, ImageDataset):
         raise DataError(
             f"public-dataset={spec.dataset} has no images; text clients read the captions of "
@@ -186,8 +190,24 @@ def _chosen(
     return dataset, common, order[:size]
 
 
+def _load_images(spec: DataSpec, image_size: int) -> AnyDataset:
+    try:
+        return load_dataset(spec.dataset, spec.data_dir, image_size)
+    except DataError as error:
+        if not is_from_hub(spec.dataset):
+            raise
+        raise DataError(
+            f"public-dataset={spec.dataset}: {error} Keys that name columns, a configuration or "
+            "splits are of dataset alone: public data must be readable without them."
+        ) from error
+
+
+def _has_any_size(name: str) -> bool:
+    return name in _OF_ANY_SIZE or is_from_hub(name)
+
+
 def _own_size(name: str) -> int:
-    return _COMMON_SIZE if name in _OF_ANY_SIZE else 0
+    return _COMMON_SIZE if _has_any_size(name) else 0
 
 
 def _captions(dataset: ImageDataset, rows: NDArray[np.int64]) -> list[str] | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -266,7 +267,7 @@ class RunConfig:
     initial_weights: str = option("own", "shared")
     lora_rank: int = option(16, minimum=0)
     tasks: str = option("", hint="a text: a group of tasks, or a comma list to cycle over")
-    public_dataset: str = option("scenes", *DATASETS)
+    public_dataset: str = option("scenes", hint=EXPECTED_DATASET)
     public_size: int = option(5000, minimum=2)
     public_overlap: str = option("none", "allowed")
     num_rounds: int = option(10, minimum=1)
@@ -358,18 +359,9 @@ class RunConfig:
                     f"tracker = {self.tracker!r}: expected any of {', '.join(TRACKERS)}, each "
                     f"once, got {name!r}" + (f"; did you mean {near}?" if near else "")
                 )
-        if not is_dataset(self.dataset):
-            near = nearest(self.dataset, DATASETS)
-            raise ConfigError(
-                f"dataset = {self.dataset!r}: expected {EXPECTED_DATASET}"
-                + (f"; did you mean {near}?" if near else "")
-            )
-        if not is_partition(self.partition):
-            near = nearest(self.partition, PARTITIONS)
-            raise ConfigError(
-                f"partition = {self.partition!r}: expected {EXPECTED_PARTITION}"
-                + (f"; did you mean {near}?" if near else "")
-            )
+        _check_name("dataset", self.dataset, is_dataset, DATASETS, EXPECTED_DATASET)
+        _check_name("public-dataset", self.public_dataset, is_dataset, DATASETS, EXPECTED_DATASET)
+        _check_name("partition", self.partition, is_partition, PARTITIONS, EXPECTED_PARTITION)
         _ = self.lr_by_round  # refuses what does not fit together
 
     def _names(self) -> tuple[tuple[str, str], ...]:
@@ -447,6 +439,17 @@ class RunConfig:
             **option_values(self),
             **option_values(self.method_config, self.chosen_method.name + "."),
         }
+
+
+def _check_name(
+    key: str, name: str, known: Callable[[str], bool], names: Sequence[str], expected: str
+) -> None:
+    """Refuse a name that is none, with the one that was perhaps meant."""
+    if not known(name):
+        near = nearest(name, names)
+        raise ConfigError(
+            f"{key} = {name!r}: expected {expected}" + (f"; did you mean {near}?" if near else "")
+        )
 
 
 def payload_sizes(run: RunConfig, classes: int) -> dict[str, int]:

@@ -281,3 +281,28 @@ def test_a_run_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     )  # fmt: skip
     assert run.summary["accuracy"]["final"] > 0.9
     assert "sentences in column 'text'" in capsys.readouterr().out
+
+
+def test_public_items_by_name(tmp_path: Path) -> None:
+    """The same pictures for every shape, of training rows; a run aligns with them."""
+    rows_of(tmp_path / "data/train-0.parquet", images(20))
+    rows_of(tmp_path / "data/test-0.parquet", images(4))
+    grey = data.load_public("hf:me/mine", 6, 1, 0, str(tmp_path))
+    large = data.load_public("hf:me/mine", 6, 3, 16, str(tmp_path))
+    assert (grey.images.shape, large.images.shape) == ((6, 1, 64, 64), (6, 3, 16, 16))
+    assert grey.fingerprint == large.fingerprint
+    assert grey.rows.max() < 20
+    assert set(large.images[:, 0].max(axis=(1, 2)).tolist()) == {10 * int(r) for r in grey.rows}
+    run = run_federation(
+        tmp_path, 2, method="fedmuscle", models="cnn5", dataset="digits", subset=0.1, num_rounds=1,
+        public_dataset="hf:me/mine", public_size=8, data_dir=str(tmp_path), image_size=16,
+        **{"fedmuscle.batch-size": 4},
+    )  # fmt: skip
+    assert run.config["status"] == "completed"
+
+
+def test_public_items_whose_columns_must_be_named_are_refused(tmp_path: Path) -> None:
+    rows = [{"front": row["image"], "back": row["image"], "label": 0} for row in images(8)]
+    rows_of(tmp_path / "data/train-0.parquet", rows)
+    with pytest.raises(DataError, match=r"public-dataset=hf:me/mine: .* are of dataset alone"):
+        data.load_public("hf:me/mine", 4, 3, 8, str(tmp_path))

@@ -60,7 +60,7 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "initial-weights": (["same", True], "one of own, shared"),
     "lora-rank": ([-1, 16.0, True], "an integer of at least 0"),
     "tasks": ([1, None, "singing", "text@nowhere", "classification[3]"], "a group of tasks"),
-    "public-dataset": (["mnist", 1], "one of scenes, digits"),
+    "public-dataset": (["mnist", 1, "hf:"], "one of digits, fashion-mnist, .* or hf:ORG/NAME"),
     "public-size": ([1, 5e3, "10"], "an integer of at least 2"),
     "public-overlap": (["some", True], "one of none, allowed"),
     "num-rounds": ([0, -1, 1.5, "10", True], "an integer of at least 1"),
