@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deploy.arguments import count
+from deploy.arguments import count, weight
 from models.base import ModelError
 from models.libraries import is_installed
 from strategies.base.options import ConfigError
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how often a decoder learns from each of its images (default: 50)",
     )  # fmt: skip
     parser.add_argument(
-        "--tv-weight", type=_weight, metavar="W",
+        "--tv-weight", type=weight, metavar="W",
         help="weight of the total variation: larger, smoother images (default: 0.0001 for "
         "white-box, 0.01 for update)",
     )  # fmt: skip
@@ -85,14 +85,6 @@ def _attackers(text: str) -> list[str]:
     if "membership" in names and len(names) > 1:
         raise argparse.ArgumentTypeError("membership seeks no images and stands alone")
     return names
-
-
-def _weight(text: str) -> float:
-    """Read a weight that is finite and not negative."""
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is no weight from 0 on")
-    return value
 
 
 def execute(options: argparse.Namespace) -> int:

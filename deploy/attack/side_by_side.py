@@ -135,8 +135,8 @@ def as_text(runs: Sequence[Attacked]) -> str:
 
 def _cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     heads = [
-        "run", "attacker", "runs", "accuracy %", "epsilon", "vectors", "nearest: attack dB",
-        *CONTROLS, "ahead of the best", "beats all",
+        "run", "attacker", "runs", "accuracy %", "epsilon", "vectors", "PSNR", "nearest",
+        *CONTROLS, "ahead", "beats all",
     ]  # fmt: skip
     return heads, [_row(row) for row in rows]
 
@@ -148,7 +148,8 @@ def _row(row: Row) -> list[str]:
         _text(over(row, lambda run: None if run.accuracy is None else 100 * run.accuracy)),
         _text(over(row, lambda run: run.epsilon), "{:.3g}"),
         " ".join(dict.fromkeys(str(run.vectors) for run in row)),
-        *map(_text, found), _text(over(row, lambda run: run.ahead), "{:+.2f}"),
+        _text(spread(run.lines[0].psnr for run in row)), *map(_text, found),
+        _text(spread(run.ahead for run in row), "{:+.2f}"),
         f"{sum(run.beats for run in row)} of {len(row)}",
     ]  # fmt: skip
 
@@ -187,9 +188,10 @@ def _records(runs: Sequence[Attacked]) -> Iterable[Sequence[Any]]:
 BODY = """\
 <header><div class="eyebrow">{{ logo }}Wildflower attack</div>
 <h1>Attacks <span>side by side</span></h1></header>
-<p class="note">PSNR in dB with the nearest of the true images; controls know nothing of what was
-sent. Mean ± standard deviation over runs that differ in their seed alone. "Beats all": ahead of
-every control by two standard errors.</p>
+<p class="note">PSNR in dB, of the attack with all true images and with the nearest of them; of the
+controls, which know nothing of what was sent, with the nearest. Mean ± standard deviation over runs
+that differ in their seed alone. "Ahead": of the best control. "Beats all": ahead of every one by
+two standard errors.</p>
 <div class="scroll"><table><thead><tr>
 {% for head in heads %}<th{% if loop.index < 3 %} class="left"{% endif %}>{{ head }}</th>
 {% endfor %}</tr></thead><tbody>
@@ -206,10 +208,13 @@ def _charts(rows: Sequence[Row]) -> Markup:
     """Return accuracy against epsilon, and against what the attack finds, by method."""
     told = [row for row in rows if over(row, lambda run: run.accuracy) is not None]
     noisy = [row for row in told if over(row, lambda run: run.epsilon) is not None]
-    charts = [_chart(told, "nearest true image, dB", lambda run: run.nearest(ATTACK), log=False)]
+    charts = []
     if noisy:
-        charts.insert(0, _chart(noisy, "epsilon of the run", lambda run: run.epsilon, log=True))
-    return joined(charts if told else [])
+        charts.append(_chart(noisy, "epsilon of the run", lambda run: run.epsilon, log=True))
+    if told:
+        nearest = "nearest true image, dB"
+        charts.append(_chart(told, nearest, lambda run: run.nearest(ATTACK), log=False))
+    return joined(charts)
 
 
 def _chart(

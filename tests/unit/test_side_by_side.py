@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,7 @@ def test_rows_by_hand(runs: list[Outcome]) -> None:
     ]  # fmt: skip
     table = side_by_side(attacked).splitlines()
     assert "| fedproto | white-box | 2 |" in table[2]
-    assert "| 12.00 ± 1.41 | 11.45 ± 2.05 |" in table[2]
+    assert "| 5 | 12.00 ± 1.41 | 12.00 ± 1.41 | 11.45 ± 2.05 |" in table[2]
     assert table[2].endswith("| +0.55 ± 0.64 | 1 of 2 |")  # 0.1 dB is within two errors of 0.1
     assert table[3].endswith("| -2.00 | 0 of 1 |")
     assert [run.beats for run in attacked] == [True, False, False]
@@ -103,11 +104,20 @@ def test_epsilon_has_a_chart_of_its_own(runs: list[Outcome], tmp_path: Path) -> 
     assert "| 15 ± 7.07 |" in (tmp_path / "p.md").read_text()
 
 
-def test_a_wrong_attacker_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    for given, said in (
-        ("decoder,oracle", "there is no attacker 'oracle', but white-box, decoder"),
-        ("membership,update", "membership seeks no images and stands alone"),
+def test_a_run_without_a_score_has_no_dot(runs: list[Outcome], tmp_path: Path) -> None:
+    record = read_run(runs[0].path)
+    bare = dataclasses.replace(record, metrics=record.metrics.iloc[:0])
+    write_side_by_side(tmp_path / "p", [Attacked(bare, "decoder", 5, lines(9, 8))])
+    assert "<svg" not in (tmp_path / "p.html").read_text().split("<h1>")[1]
+
+
+def test_a_wrong_option_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for option, given, said in (
+        ("--attacker", "decoder,oracle", "there is no attacker 'oracle', but white-box, decoder"),
+        ("--attacker", "membership,update", "membership seeks no images and stands alone"),
+        ("--tv-weight", "smooth", "'smooth': expected a finite number from 0 on"),
+        ("--tv-weight", "inf", "'inf': expected a finite number from 0 on"),
     ):
         with pytest.raises(SystemExit):
-            main(["attack", str(tmp_path), "--attacker", given])
+            main(["attack", str(tmp_path), option, given])
         assert said in capsys.readouterr().err
