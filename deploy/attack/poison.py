@@ -150,7 +150,8 @@ def poison(trial: Trial) -> list[Cell]:
 
 def _content(trial: Trial, factor: float) -> dict[str, Any]:
     """Return the trial with one factor as the content of a comparison's file."""
-    settings = dict(trial.settings)
+    # A run goes on without bad clients once they are in quarantine.
+    settings = {"min-clients": max(1, trial.clients - trial.bad), **trial.settings}
     output = settings.pop("output-dir", RunConfig.output_dir)
     how = "honest" if factor == 1 else f"{trial.bad}-bad-x{factor:g}"
     return {

@@ -63,6 +63,17 @@ def test_a_trial_scores_the_honest_and_is_not_run_twice(
     assert poison(trial) == cells
 
 
+def test_a_run_goes_on_without_who_is_in_quarantine(tmp_path: Path) -> None:
+    """FedRE's label of negative numbers is refused three times; the others finish their rounds."""
+    settings = a_trial(tmp_path).settings | {"num-rounds": 4}
+    (cell,) = poison(a_trial(
+        tmp_path, methods=("fedre",), means=("off",), factors=(-1.0,), settings=settings
+    ))  # fmt: skip
+    assert cell.status == "completed"
+    assert cell.refused == 4  # three answers, and the quarantine that they led to
+    assert cell.score is not None
+
+
 def test_what_cannot_be_meant_is_refused_before_a_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
