@@ -162,7 +162,7 @@ def _text(value: Spread | None, form: str = "{:.2f}") -> str:
 
 
 def write_side_by_side(path: Path, runs: Sequence[Attacked]) -> None:
-    """Write PATH.md, PATH.csv (a row for every run and way of finding) and PATH.html."""
+    """Write the table in Markdown, a CSV row for every run and way of finding, and the page."""
     write_rows(path.with_name(f"{path.name}.csv"), COLUMNS, _records(runs))
     heads, cells = _cells(rows_of(runs))
     body = render(BODY, logo=Markup(LOGO), heads=heads, cells=cells, charts=_charts(rows_of(runs)))
