@@ -68,8 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--output", type=Path, metavar="PATH",
-        help="of several runs: write their table and charts to PATH.md, PATH.csv and PATH.html "
-        "(default: attacks, beside the first run)",
+        help="of several runs: write their table and charts to files that begin so, with .md, .csv "
+        "and .html after it (default: attacks, beside the first run)",
     )  # fmt: skip
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="of all draws (default: 0)"
