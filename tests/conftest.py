@@ -2,7 +2,8 @@
 
 Tests of real Flower processes start a dozen of them each. Two at a time starve each other: Ray, for
 one, gives up a start that takes more than 30 s. So one worker of pytest-xdist has them all, one
-after the other and first of all, while the others have the rest.
+after the other and first of all, while the others have the rest. It mostly waits for them, so that
+there is one worker more than there are cores.
 """
 
 from __future__ import annotations
@@ -19,6 +20,12 @@ os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 torch.set_num_threads(1)
 
 REAL_PROCESSES = "tests/e2e/"
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Return how many workers `-n auto` is."""
+    return len(os.sched_getaffinity(0)) + 1
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
