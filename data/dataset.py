@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
@@ -31,7 +30,7 @@ from data.cache import cache_root, fetch_entry
 from data.entries import AnyDataset, read_entry, write_images, write_meta, write_sentences
 from data.image_dataset import Dataset, ImageDataset
 from data.raw import RawImages
-from data.spec import COLUMN_DATASETS, DataError, DataSpec, is_from_hub
+from data.spec import COLUMN_DATASETS, DataError, DataSpec, file_stem, is_from_hub
 from data.train_and_test import files_stamp
 from data.vector_files import write_vectors
 from data.vectors import VectorDataset, Vectors
@@ -149,8 +148,8 @@ def _load_from_hub(spec: DataSpec, data_dir: str, root: str) -> AnyDataset:
     named = (getattr(spec, name) for name in (*_HUB_KEYS, "label_column", "text_column"))
     text = "|".join(["1", data_dir, hub.hub_stamp(folder), spec.dataset, spec.partition, *named])
     key = hashlib.sha256(text.encode()).hexdigest()[:12]
-    size, name = spec.image_size or "own", re.sub(r"[^\w.-]+", "-", spec.dataset)
-    entry = Path(root) / "datasets" / f"{name}-{size}-{key}"
+    size = spec.image_size or "own"
+    entry = Path(root) / "datasets" / f"{file_stem(spec.dataset)}-{size}-{key}"
 
     def build(target: Path) -> None:
         from data.hub_examples import hub_examples

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,7 +25,7 @@ from data.raw import write_array
 from data.scene_items import fashion_folder, load_items, scene_source, scene_stamp
 from data.scenes import draw_scenes
 from data.shares import Shares
-from data.spec import DataError, DataSpec, is_from_hub
+from data.spec import DataError, DataSpec, file_stem, is_from_hub
 
 # Raise it when public items change, so that old entries are not read.
 _FORMAT = 2
@@ -153,8 +152,7 @@ def _load(
             captions = _captions(dataset, rows)
             _write(target, dataset.images[rows], common.images[rows], captions, spec, channels)
 
-    name = re.sub(r"[^\w.-]+", "-", spec.dataset)
-    entry = Path(root) / "public" / f"{name}-{size}-{key}"
+    entry = Path(root) / "public" / f"{file_stem(spec.dataset)}-{size}-{key}"
     images, texts, fingerprint, rows_shown = fetch_entry(entry, _read, build)
     if channels == 3 and images.shape[1] == 1:
         # Three times the same plane, without its bytes three times.

@@ -151,6 +151,11 @@ def is_from_hub(name: str) -> bool:
     return name.startswith(HUB_PREFIX)
 
 
+def file_stem(name: str) -> str:
+    """Return a data set's name as it may stand in the name of a file."""
+    return re.sub(r"[^\w.-]+", "-", name)
+
+
 _HUB_NAME = re.compile(rf"{HUB_PREFIX}[\w.-]+(/[\w.-]+)?(@[\w./-]+)?")
 EXPECTED_DATASET = f"one of {', '.join(DATASETS)}, or {HUB_PREFIX}ORG/NAME"
 

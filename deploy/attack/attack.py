@@ -119,17 +119,16 @@ def attack(
     chosen, sent = _choose(scene, plan)
     results: list[Result] = []
     told = []
-    clients = plan.victims(scene)
-    for place, client in enumerate(clients):
+    for place, (client, numbers) in enumerate(chosen.items()):
         victim = scene.victim(client)
         data = victim.context.data
         told.append(
             labels_told(client, victim.uplink, victim.labels, data.num_classes, victim.received)
         )
         targets = plan.attacker.targets(victim)
-        picked = [targets[i] for i in chosen[client]]
+        picked = [targets[i] for i in numbers]
         if picked:
-            here = functools.partial(_say_where, say, client, place + 1, len(clients))
+            here = functools.partial(_say_where, say, client, place + 1, len(chosen))
             known = Auxiliary(victim.context)
             found = _attack_client(scene, plan, victim, picked, known, here)
             results += _scored(scene, plan, victim, picked, known, found, perceptual)

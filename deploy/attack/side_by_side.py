@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from deploy.attack.attack import ATTACK, CONTROLS, Findings
 from deploy.attack.output import Line, lines_of
 from deploy.attack.victims import Scene
 from deploy.compare.cells import Spread, spread
+from deploy.compare.differences import markdown_table
 from deploy.compare.page import PALETTE
 from deploy.pages import still_page
 from server_app.console import table
@@ -71,7 +73,7 @@ class Attacked:
         """The method's name."""
         return str(self.records.settings["method"])
 
-    @property
+    @cached_property
     def accuracy(self) -> float | None:
         """The run's final score, weighted by test examples; None without one."""
         return weighted_mean(main_scores(self.records).final().values())
@@ -124,8 +126,8 @@ def over(row: Row, value: Callable[[Attacked], float | None]) -> Spread | None:
 def side_by_side(runs: Sequence[Attacked]) -> str:
     """Return the Markdown table of all runs."""
     heads, cells = _cells(rows_of(runs))
-    lines = [heads, ["---", "---", *["---:"] * (len(heads) - 2)], *cells]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    rule = ["---", "---", *["---:"] * (len(heads) - 2)]
+    return "\n".join(markdown_table(heads, rule, cells))
 
 
 def as_text(runs: Sequence[Attacked]) -> str:
@@ -164,8 +166,9 @@ def _text(value: Spread | None, form: str = "{:.2f}") -> str:
 def write_side_by_side(path: Path, runs: Sequence[Attacked]) -> None:
     """Write the table in Markdown, a CSV row for every run and way of finding, and the page."""
     write_rows(path.with_name(f"{path.name}.csv"), COLUMNS, _records(runs))
-    heads, cells = _cells(rows_of(runs))
-    body = render(BODY, logo=Markup(LOGO), heads=heads, cells=cells, charts=_charts(rows_of(runs)))
+    rows = rows_of(runs)
+    heads, cells = _cells(rows)
+    body = render(BODY, logo=Markup(LOGO), heads=heads, cells=cells, charts=_charts(rows))
     page = still_page("attacks side by side", body, _STYLE)
     for suffix, text in ((".md", side_by_side(runs) + "\n"), (".html", page)):
         with replacing(path.with_name(path.name + suffix)) as partial:

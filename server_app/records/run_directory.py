@@ -7,7 +7,6 @@ import dataclasses
 import hashlib
 import io
 import json
-import re
 import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -16,6 +15,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from data.spec import file_stem
 from server_app.records.csv_files import iterate_rows
 from server_app.records.provenance import git_revision, machine, versions
 from strategies.base.files import NotWrittenError, replacing
@@ -193,7 +193,7 @@ class RunDirectory:
 
 
 def _fresh_name(run: RunConfig) -> str:
-    dataset = re.sub(r"[^\w.-]+", "-", run.dataset)
+    dataset = file_stem(run.dataset)
     return f"{run.method}-{dataset}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
