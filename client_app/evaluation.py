@@ -9,12 +9,11 @@ import torch
 from client_app.scores import Score, new_scores
 from data import Split
 from strategies.base.client import ClientContext, ClientHalf
-from strategies.base.messages import MetricRow
+from strategies.base.messages import VALIDATION, MetricRow
 from strategies.base.state import modules_of
 from strategies.common.training import EVALUATION_BATCH, device_batches, precision
 
 
-@torch.no_grad()
 def evaluate_client(
     context: ClientContext,
     half: ClientHalf[Any, Any, Any],
@@ -33,17 +32,33 @@ def evaluate_client(
     absence of a number, not a zero. The main score is named by the client's task. All modules of
     the state are put in evaluation mode.
     """
-    for module in modules_of(state):
-        module.eval()
-    rows = []
-    splits = [("validation_", context.data.validation)]
+    splits = [(VALIDATION, context.data.validation)]
     if test:
         splits.insert(0, ("", context.data.test))
+    rows = []
     for prefix, split in splits:
-        for name, value in _scores(context, half, state, downlink, split).items():
-            if value is not None:
-                rows.append(MetricRow(phase, prefix + name, value, len(split)))
+        rows += score_rows(context, half, state, downlink, phase, prefix, split)
     return rows
+
+
+@torch.no_grad()
+def score_rows(
+    context: ClientContext,
+    half: ClientHalf[Any, Any, Any],
+    state: Any,
+    downlink: Any,
+    phase: str,
+    prefix: str,
+    split: Split,
+) -> list[MetricRow]:
+    """Measure one split, as `evaluate_client` does; `prefix` begins the names of the scores."""
+    for module in modules_of(state):
+        module.eval()
+    return [
+        MetricRow(phase, prefix + name, value, len(split))
+        for name, value in _scores(context, half, state, downlink, split).items()
+        if value is not None
+    ]
 
 
 def _scores(

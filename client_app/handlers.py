@@ -14,7 +14,7 @@ from typing import Any
 
 from flwr.app import Context, Message, RecordDict
 
-from client_app.evaluation import evaluate_client
+from client_app.evaluation import evaluate_client, score_rows
 from client_app.machine import machine_text
 from client_app.model_trial import try_own_model
 from client_app.node import client_context, client_id_of, simulated, state_root
@@ -36,6 +36,7 @@ from strategies.base.messages import (
     INFO,
     LONGEST_PROBLEM,
     METRICS,
+    TRAINED,
     ClientInfo,
     Control,
     MetricRow,
@@ -163,6 +164,8 @@ def answer_train(message: Message, context: Context, method: Method) -> Message:
         records = pack(uplink, local.run.wire)
     if evaluates and not local.run.evaluates_before_training:
         rows += session.evaluate("post")
+    if evaluates and examples and local.run.evaluates_trained:
+        rows += session.evaluate_trained()
     return session.reply(message, records, rows, examples, started)
 
 
@@ -254,6 +257,13 @@ class Session:
         return evaluate_client(
             self.context, self.half, self.state, self.downlink, phase, test=self.control.test
         )
+
+    def evaluate_trained(self) -> list[MetricRow]:
+        """Measure the test split after training, where the main evaluation came before it."""
+        if not self.control.test:
+            return []
+        test = self.context.data.test
+        return score_rows(self.context, self.half, self.state, self.downlink, "post", TRAINED, test)
 
     def seed(self, purpose: str) -> int:
         """Return the seed of one of this round's private streams."""

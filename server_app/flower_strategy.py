@@ -26,7 +26,7 @@ from server_app.rounds.method_server import MethodServer
 from server_app.rounds.participants import choose_participants
 from server_app.rounds.roster import Roster
 from server_app.rounds.transport import Transport, reason_of
-from strategies.base.messages import ClientUpdate, Control, MetricRow
+from strategies.base.messages import VALIDATION, ClientUpdate, Control, MetricRow
 from strategies.base.options import ConfigError
 from strategies.base.payload import PayloadError
 from strategies.base.run_config import RunConfig
@@ -216,7 +216,7 @@ class FlowerStrategy(Strategy):
         measured = [row for row in update.rows if row.phase != "train"]
         self._rows[update.client_id] = measured
         main = self.server.clients[update.client_id].metric
-        for metric in (main, f"validation_{main}"):  # the latter counts where there is one
+        for metric in (main, f"{VALIDATION}{main}"):  # the latter counts where there is one
             for row in measured:
                 if row.metric == metric:
                     self._history.scores[update.client_id] = row.value

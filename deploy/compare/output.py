@@ -15,6 +15,7 @@ from deploy.compare.results import (
     RATIO_FIELD,
     SERVER_FIELD,
     TARGET_FIELDS,
+    TRAINED_FIELD,
     Row,
     collect,
     score_field,
@@ -66,6 +67,11 @@ ACCURACIES: dict[str, Column] = {
 }
 """Columns of comparisons in which one mean accuracy tells of all clients of a run."""
 
+_SOMETIMES: dict[str, Column] = {
+    TRAINED_FIELD: ("after training %", _percent),
+    SERVER_FIELD: ("server's model %", _percent),
+}
+
 COSTS: dict[str, Column] = {
     "rounds_to_target": ("rounds to target", _rounds),
     RATIO_FIELD: ("rounds / {reference}", _ratio),
@@ -103,14 +109,20 @@ def columns_of(plan: Plan) -> dict[str, Column]:
 
 
 def shown_columns(plan: Plan, rows: Sequence[Row]) -> dict[str, Column]:
-    """Return `columns_of`, with the score of the server's own model where a row has one."""
+    """Return `columns_of`, with what only some runs measure where a row has it.
+
+    These are the mean after local training beside the one before it, and the score of the server's
+    own model.
+    """
     columns = columns_of(plan)
-    if not any(isinstance(row.cells.get(SERVER_FIELD), Spread) for row in rows):
-        return columns
-    server: dict[str, Column] = {SERVER_FIELD: ("server's model %", _percent)}
+    beside: dict[str, Column] = {
+        name: column
+        for name, column in _SOMETIMES.items()
+        if any(isinstance(row.cells.get(name), Spread) for row in rows)
+    }
     scores = len(plan.tasks) or len(ACCURACIES)
     names = list(columns.items())
-    return {**dict(names[:scores]), **server, **dict(names[scores:])}
+    return {**dict(names[:scores]), **beside, **dict(names[scores:])}
 
 
 def write_outputs(plan: Plan, states: Mapping[str, str], notes: Mapping[str, str]) -> list[Row]:
@@ -203,7 +215,16 @@ def explanation(plan: Plan) -> str:
         "over seeds. Scalars are counted as in the methods' papers, FLOPs (floating-point "
         "operations of the training steps) by PyTorch's counter, both over all participants of "
         "the fullest round; s/round is the median, s total all rounds without the start of "
-        f"Ray.{_about_target(plan)}{_about_delta(plan)}"
+        f"Ray.{_about_trained(plan)}{_about_target(plan)}{_about_delta(plan)}"
+    )
+
+
+def _about_trained(plan: Plan) -> str:
+    if not any(run.run.evaluates_trained for run in plan.runs):
+        return ""
+    return (
+        " After training: what the participants of the last round scored right after their local "
+        "training in it; all other accuracies were measured before local training."
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ DAY = 86_400.0
 _FILE_KEYS = (
     "name", "output-dir", "clients", "methods", "seeds", "settings", "variants",
     "target-accuracy", "reference", "differences", "parallel-workers", "gpus-per-client",
-    "run-timeout",
+    "run-timeout", "split-per-seed",
 )  # fmt: skip
 _REQUIRED = ("name", "output-dir", "clients", "methods", "seeds")
 
@@ -172,8 +172,9 @@ def make_plan(content: object) -> Plan:
         methods = [_method(item) for item in read_list(top["methods"], "methods")]
     variants = [_variant(item) for item in read_list(top.get("variants") or [], "variants")]
     seeds = read_list(top["seeds"], "seeds")
+    own_split = _own_split(top, [shared, *(entry.settings for entry in [*variants, *methods])])
     runs = [
-        _planned(name, output, clients, shared, variant, method, seed)
+        _planned(name, output, clients, shared | own_split(seed), variant, method, seed)
         for seed in seeds
         for variant in variants or [Entry("", {})]
         for method in methods
@@ -193,6 +194,21 @@ def make_plan(content: object) -> Plan:
         gpus_per_client=read_optional(top, "gpus-per-client", float, 0.0, 1.0),
         run_timeout=read_optional(top, "run-timeout", float, 1.0) or DAY,
     )
+
+
+def _own_split(
+    top: Mapping[str, Any], settings: Sequence[Mapping[str, Any]]
+) -> Callable[[object], dict[str, object]]:
+    """Return what a seed says of the split: by default nothing, so that all seeds share one."""
+    wanted = top.get("split-per-seed", False)
+    if not isinstance(wanted, bool):
+        raise ConfigError(f"split-per-seed = {wanted!r}: expected true or false")
+    if wanted and any("partition-seed" in given for given in settings):
+        raise ConfigError(
+            "split-per-seed: every seed is the partition-seed of its runs then; leave "
+            "partition-seed out of all settings"
+        )
+    return lambda seed: {"partition-seed": seed} if wanted else {}
 
 
 def _planned(

@@ -37,6 +37,9 @@ SERVER_FIELD = "server_score"
 """The main score of the server's own model; `SERVER_PREFIX` and a name for each of its scores."""
 SERVER_PREFIX = "server_"
 
+TRAINED_FIELD = "trained"
+"""The mean after local training, of runs that measured it beside the one before."""
+
 TARGET_FIELDS = ("rounds_to_target", "uplink_to_target", "downlink_to_target", "flops_to_target")
 
 RATIO_FIELD = "rounds_over_reference"
@@ -179,6 +182,8 @@ def read_result(directory: Path, target: float | None) -> RunResult:
         missing = NOT_EVALUATED if part == "accuracy" else NOT_RECORDED
         values[column] = _or_words(section(run.summary, part).get(key), missing)
     values |= _server_scores(run)
+    if (trained := section(run.summary, "accuracy").get(TRAINED_FIELD)) is not None:
+        values[TRAINED_FIELD] = trained
     values[FLOPS_FIELD] = _or_words(flops_per_round(run), NOT_RECORDED)
     scores = main_scores(run)
     for task, metric in scores.tasks.items():
@@ -283,6 +288,7 @@ def _cells(
     columns += [score_field(task, metric) for task, metric in tasks.items()]
     of_server = {name for r in results for name in r.values if name.startswith(SERVER_PREFIX)}
     columns += sorted(of_server)
+    columns += [TRAINED_FIELD] if any(TRAINED_FIELD in r.values for r in results) else []
     return {
         # A task that none of these runs has stays blank.
         column: over_seeds([r.values.get(column, "") for r in results]) if results else NOT_RUN

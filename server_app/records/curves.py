@@ -17,6 +17,7 @@ from server_app.records.client_tasks import (
 )
 from server_app.records.run_reader import RunRecords
 from server_app.records.scores import Evaluations, Measured, evaluations, weighted_mean
+from strategies.base.messages import TRAINED, VALIDATION
 
 Line = dict[float, tuple[str, Measured]]
 """Place on the round axis -> (label, what was measured there)."""
@@ -124,9 +125,14 @@ class TaskView:
         return self.measured(self.metric)
 
     @cached_property
+    def trained(self) -> Evaluations:
+        """Participants' main scores after training, where `tests` were measured before it."""
+        return self.measured(f"{TRAINED}{self.metric}")
+
+    @cached_property
     def validations(self) -> Evaluations:
         """The clients' main scores on their validation split."""
-        return self.measured(f"validation_{self.metric}")
+        return self.measured(f"{VALIDATION}{self.metric}")
 
     @property
     def phase(self) -> str:

@@ -25,7 +25,7 @@ from server_app.records.round_result import Failure, RoundResult, Traffic
 from server_app.records.scores import weighted_mean
 from server_app.records.server_score import SCORE_PHASE
 from strategies.base.files import replacing, written
-from strategies.base.messages import PHASES, MetricRow
+from strategies.base.messages import PHASES, VALIDATION, MetricRow
 from strategies.base.received_text import harmless_cell
 from strategies.base.state import StateError
 
@@ -180,7 +180,7 @@ class Recorder:
                     (row.value, row.examples)
                     for client, row in rows
                     if known.get(client, ClientTask()).task == task
-                    and self._is_score(client, row, "validation_")
+                    and self._is_score(client, row, VALIDATION)
                 )
                 chosen_by = mean if validation is None else validation
                 # As in the summary: the mean of other clients is another quantity.
@@ -192,7 +192,7 @@ class Recorder:
     def _remember(self, client: int, row: MetricRow) -> None:
         if self._is_score(client, row):
             self.accuracy[client] = row.value
-        if self._is_score(client, row, "validation_"):
+        if self._is_score(client, row, VALIDATION):
             self.validation[client] = row.value
         if row.phase == "train" and row.metric == "loss":
             self.trained[client] = self.trained.get(client, 0) + 1

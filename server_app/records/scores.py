@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from server_app.records.client_tasks import ClientTask, tasks_in_order
 from server_app.records.csv_files import EVALUATION_PHASES
+from strategies.base.messages import TRAINED, VALIDATION
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,11 +54,15 @@ class Scores:
         All that have a client information or a score, by id.
     tests, validations : Evaluations
         Main scores on the test and on the validation split.
+    trained : Evaluations
+        Participants' main scores on the test split right after their training, where `tests` were
+        measured before it (`evaluate-when = "both"`).
     """
 
     clients: Mapping[int, ClientTask]
     tests: Evaluations
     validations: Evaluations
+    trained: Evaluations = dataclasses.field(default_factory=dict)
 
     @property
     def tasks(self) -> dict[str, str]:
@@ -67,7 +72,8 @@ class Scores:
     def of(self, chosen: Callable[[ClientTask], bool]) -> Scores:
         """Return the scores of some clients alone; an evaluation without them is left out."""
         clients = {i: task for i, task in self.clients.items() if chosen(task)}
-        return Scores(clients, _only(self.tests, clients), _only(self.validations, clients))
+        found = (_only(kind, clients) for kind in (self.tests, self.validations, self.trained))
+        return Scores(clients, *found)
 
     def of_task(self, task: str) -> Scores:
         """Return the scores of one task's clients alone."""
@@ -75,7 +81,7 @@ class Scores:
 
     def final(self) -> Measured:
         """Return what the last evaluation measured; nothing without one."""
-        return self.tests[list(self.tests)[-1]] if self.tests else {}
+        return _last_of(self.tests)
 
     def last(self) -> dict[int, float]:
         """Return the scores of each task's last evaluation by client.
@@ -92,9 +98,14 @@ def main_scores(run: RunRecords) -> Scores:
     """Return the main scores of a run, each client's by the metric of its task."""
     metrics, tasks = run.metrics, run.tasks
     names = metrics["client"].map({i: task.metric for i, task in tasks.items()}).astype(object)
-    tests = evaluations(metrics[metrics["metric"] == names])
-    validations = evaluations(metrics[metrics["metric"] == "validation_" + names])
-    return Scores(tasks, tests, validations)
+    found = (
+        evaluations(metrics[metrics["metric"] == p + names]) for p in ("", VALIDATION, TRAINED)
+    )
+    return Scores(tasks, *found)
+
+
+def _last_of(found: Evaluations) -> Measured:
+    return found[list(found)[-1]] if found else {}
 
 
 def _only(found: Evaluations, clients: Mapping[int, ClientTask]) -> Evaluations:
@@ -106,11 +117,16 @@ def _only(found: Evaluations, clients: Mapping[int, ClientTask]) -> Evaluations:
 
 
 def task_scores(scores: Scores, metric: str) -> dict[str, Any]:
-    """Return what came out of one task: means over its clients, weighted by examples."""
+    """Return what came out of one task: means over its clients, weighted by examples.
+
+    "trained" is there only where it was measured: the mean over the last participants.
+    """
     best, by = best_evaluation(scores)
+    trained = weighted_mean(_last_of(scores.trained).values())
     return {
         "metric": metric,
         "final": weighted_mean(scores.final().values()),
+        **({} if trained is None else {"trained": trained}),
         "best": weighted_mean(scores.tests[best].values()) if best else None,
         "best_round": best[0] if best else None,
         "best_phase": best[1] if best else None,

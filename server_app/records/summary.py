@@ -18,6 +18,8 @@ from server_app.records.server_score import server_score
 from server_app.records.spending import traffic_by_round
 from strategies.base.run_config import RunConfig
 
+_MEANS = ("final", "trained", "best", "best_round", "best_phase", "best_by")
+
 
 def summarise(directory: Path, run: RunConfig, clients: int) -> dict[str, Any]:
     """Compute the summary from the CSV files of a run directory.
@@ -78,7 +80,7 @@ def _accuracy(scores: Scores, run: RunConfig) -> dict[str, Any]:
     found = task_scores(scores, "accuracy")
     final = [value for value, _ in scores.final().values()]
     return {
-        **{key: found[key] for key in ("final", "best", "best_round", "best_phase", "best_by")},
+        **{key: found[key] for key in _MEANS if key in found},
         "mean_over_clients": statistics.fmean(final) if final else None,
         "std_over_clients": statistics.pstdev(final) if final else None,
         "worst_client": min(final) if final else None,

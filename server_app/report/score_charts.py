@@ -72,6 +72,7 @@ def _extra_lines(view: TaskView) -> list[tuple[str, str, list[XY]]]:
     found = [
         ("val", "validation mean", curve(view.validations, view.phase)),
         ("other", f"mean {when} local training", curve(view.tests, other)),
+        ("other", "participants' mean after local training", curve(view.trained, "post")),
     ]
     names = view.run.metrics["metric"].unique()
     parts = sorted(name for name in names if name.startswith(f"{view.metric}_"))

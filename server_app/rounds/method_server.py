@@ -20,7 +20,7 @@ from server_app.rounds.unlike_clients import (
     unlike_tokenisers,
 )
 from strategies.base.bounds import Sizes, refuse_large, sizes_of
-from strategies.base.messages import ClientInfo, ClientUpdate, Control
+from strategies.base.messages import TRAINED, ClientInfo, ClientUpdate, Control
 from strategies.base.method import Method
 from strategies.base.payload import PayloadError
 from strategies.base.received_text import visible
@@ -164,7 +164,8 @@ class MethodServer:
     ) -> ClientUpdate:
         """Check one client's reply of this round; raises `PayloadError` naming the key.
 
-        With `asked_phase`, measured values of another phase are refused, training's excepted.
+        With `asked_phase`, measured values of another phase are refused, but for training's and
+        those after it that the run wants beside the main ones.
         """
         info, context = self.clients[client_id], self.context
         templates = self.half.templates(context, self.state, info)
@@ -181,8 +182,10 @@ class MethodServer:
                     f"{key}: rests on {claimed} examples, at the registration there were {limit}; "
                     "data must not change during a run"
                 )
+        trained = (TRAINED,) if self.run.evaluates_trained else ()
         for row in update.rows:
-            if row.phase not in ("train", asked_phase or row.phase):
+            beside = row.phase == "post" and row.metric.startswith(trained)
+            if row.phase not in ("train", asked_phase or row.phase) and not beside:
                 raise PayloadError(f"{row.phase}/{row.metric}: phase was not asked for")
         if update.uplink is None:
             return update

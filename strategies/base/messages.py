@@ -23,6 +23,9 @@ INFO = "info"
 METRICS = "metrics"
 CLIENT_INFO = "client"
 PHASES = ("train", "pre", "post", "final")
+VALIDATION, TRAINED = "validation_", "trained_"
+"""Begin the names of scores: on the validation split; on the test split, after local training,
+where the main score was measured before it (`evaluate-when = "both"`)."""
 LONGEST_PROBLEM = 2000
 """Signs of what a client says is wrong with its set-up."""
 MOST_CLASSES, MOST_SIZE = 10**5, 10**6

@@ -14,6 +14,8 @@ from strategies.base.messages import (
     METRICS,
     MOST_EXAMPLES,
     PHASES,
+    TRAINED,
+    VALIDATION,
     ClientUpdate,
     MetricRow,
     ReplyInfo,
@@ -108,7 +110,7 @@ def _metric_row(key: str, pair: object) -> MetricRow:
     if not 0 <= examples <= MOST_EXAMPLES or examples != int(examples):
         raise PayloadError(f"{said} rests on {examples} examples")
     if _is_share(phase, metric):
-        below_0 = metric.removeprefix("validation_").partition("_")[0] in UNBOUNDED
+        below_0 = _plain_name(metric).partition("_")[0] in UNBOUNDED
         if value > 1 or (value < 0 and not below_0):
             raise PayloadError(f"{said} = {value} is not between 0 and 1")
     return MetricRow(phase, metric, value, int(examples))
@@ -116,6 +118,9 @@ def _metric_row(key: str, pair: object) -> MetricRow:
 
 def _is_share(phase: str, metric: str) -> bool:
     """Say whether a metric lies between 0 and 1: an accuracy, or another task's main score."""
-    name = metric.removeprefix("validation_")
-    scores = phase != "train" and name.partition("_")[0] in METRIC_OF.values()
+    scores = phase != "train" and _plain_name(metric).partition("_")[0] in METRIC_OF.values()
     return scores or "accuracy" in metric
+
+
+def _plain_name(metric: str) -> str:
+    return metric.removeprefix(VALIDATION).removeprefix(TRAINED)

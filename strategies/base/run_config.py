@@ -164,7 +164,8 @@ class RunConfig:
     evaluate_every
         Clients are evaluated in every n-th round and in the last.
     evaluate_when
-        "pre" or "post" local training; "auto" is as the method's paper does it.
+        "pre" or "post" local training; "auto" is as the method's paper does it. "both" is "pre",
+        and beside it what participants score right after their training, as "trained_accuracy".
     seed
         Of everything but the split. The same seed gives the same metrics on CPU.
     device
@@ -285,7 +286,7 @@ class RunConfig:
     lr_step_rounds: int = option(10, minimum=1)
     keep_optimizer: bool = option(False)
     evaluate_every: int = option(1, minimum=1)
-    evaluate_when: str = option(AUTO, "pre", "post")
+    evaluate_when: str = option(AUTO, "pre", "post", "both")
     seed: int = option(0, minimum=0)
     device: str = option("auto", hint="auto, cpu, cuda or cuda:N")
     amp: str = option("off", "bf16")
@@ -420,9 +421,14 @@ class RunConfig:
 
     @property
     def evaluates_before_training(self) -> bool:
-        """Whether evaluation precedes local training (`pre`), by key or by the method."""
+        """Whether the main evaluation precedes local training, by key or by the method."""
         when = self.evaluate_when
-        return (self.chosen_method.evaluate_when if when == AUTO else when) == "pre"
+        return (self.chosen_method.evaluate_when if when == AUTO else when) != "post"
+
+    @property
+    def evaluates_trained(self) -> bool:
+        """Whether participants are scored a second time, after local training (`both`)."""
+        return self.evaluate_when == "both"
 
     @property
     def chosen_method(self) -> Method:

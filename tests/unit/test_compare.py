@@ -124,9 +124,29 @@ def test_runs_are_named_after_variant_label_and_seed(tmp_path: Path) -> None:
     assert fixed.directory == tmp_path / fixed.name
 
 
+def test_seeds_share_a_split_or_have_their_own(tmp_path: Path) -> None:
+    def splits(**changes: Any) -> set[tuple[int, int]]:
+        return {(r.seed, r.run.partition_seed) for r in plan_of(tmp_path, **changes).runs}
+
+    assert splits() == {(0, 0), (1, 0)}
+    assert splits(split_per_seed=True, seeds=[3, 1]) == {(3, 3), (1, 1)}
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
+        ({"split_per_seed": "yes"}, "split-per-seed = 'yes': expected true or false"),
+        (
+            {"split_per_seed": True, "settings": {"partition-seed": 1}},
+            "leave partition-seed out of all settings",
+        ),
+        (
+            {
+                "split_per_seed": True,
+                "variants": [{"label": "x", "settings": {"partition-seed": 1}}],
+            },
+            "leave partition-seed out of all settings",
+        ),
         ({"sedes": [1]}, "'sedes': unknown key; did you mean seeds?"),
         ({"methods": ["fedra"]}, "'fedra': unknown method; did you mean fedre?"),
         ({"settings": {"num-round": 1}}, "key in settings; did you mean num-rounds"),

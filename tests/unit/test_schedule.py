@@ -11,8 +11,11 @@ import pytest
 from deploy.cli import main
 from server_app.rounds.exchange import RunError
 from server_app.rounds.participants import choose_participants
+from strategies.base import late_joiners
+from strategies.base.late_joiners import LateJoiners
 from strategies.base.options import ConfigError
 from strategies.base.parsing import parse_run_config
+from strategies.base.run_config import RunConfig
 from strategies.base.schedule import History, Schedule, load_schedule
 from strategies.base.server import ServerContext
 from tests.documents import files_in
@@ -203,3 +206,33 @@ def test_the_schedule_of_the_document_runs(
 
 def test_the_usual_one_is_the_uniform_draw() -> None:
     assert type(load_schedule(parse_run_config({}))) is Schedule
+
+
+LATE = "strategies.base.late_joiners:LateJoiners"
+
+
+def test_late_joiners_take_part_after_their_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The larger half trains first; the others are evaluated all the while, then train as well."""
+    monkeypatch.setattr(late_joiners, "ROUNDS_WITHOUT", 2)
+    run = run_federation(tmp_path, 5, num_rounds=4, schedule=LATE, **SETTINGS)
+    assert trained(run) == [{"0", "1", "2"}] * 2 + [{"0", "1", "2", "3", "4"}] * 2
+    assert {r["client"] for r in run.metrics(metric="accuracy", round=1)} == set("01234")
+
+
+def test_late_joiners_alone_take_part_rather_than_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunConfig(num_rounds=60)
+    clients = {i: a_client_info(i, train_examples=0 if i == 2 else 5) for i in range(6)}
+    context = ServerContext(run, clients, server_round=50)
+    chosen = LateJoiners(run).select
+    assert chosen(context, [0, 1, 3, 4, 5], History()) == [0, 1, 3]  # of the five that can train
+    assert chosen(context, [1, 5], History()) == [1]
+    assert chosen(context, [4, 5], History()) == [4, 5]
+    later = ServerContext(run, clients, server_round=51)
+    assert chosen(later, [0, 1, 3, 4, 5], History()) == [0, 1, 3, 4, 5]
+
+
+def test_a_run_that_ends_before_anybody_joins_is_refused() -> None:
+    with pytest.raises(ConfigError, match="num-rounds = 50: expected more than 50"):
+        load_schedule(RunConfig(num_rounds=50, schedule=LATE))
