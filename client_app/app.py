@@ -9,7 +9,8 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from client_app import handlers
-from client_app.node import code_dir, unasked_code
+from client_app.allocator import give_back_memory, keep_freed_memory
+from client_app.node import code_dir, simulated, unasked_code
 from data import DataError
 from models import ModelError
 from models.own_code import refusing, searching
@@ -44,9 +45,14 @@ def make_client_app(method: Method | None = None) -> ClientApp:
 
 
 def _answer(answer: Answer, method: Method | None, message: Message, context: Context) -> Message:
-    with searching(code_dir(context)), refusing(unasked_code(context)):
-        chosen = method or get_method(str(context.run_config.get("method", RunConfig.method)))
-        return answer(message, context, chosen)
+    keep_freed_memory()
+    try:
+        with searching(code_dir(context)), refusing(unasked_code(context)):
+            chosen = method or get_method(str(context.run_config.get("method", RunConfig.method)))
+            return answer(message, context, chosen)
+    finally:
+        if not simulated():  # a device has other things to do until the next message
+            give_back_memory()
 
 
 def _answer_query(method: Method | None, message: Message, context: Context) -> Message:
