@@ -142,7 +142,7 @@ def answer_train(message: Message, context: Context, method: Method) -> Message:
     local = session.context
     rows: list[MetricRow] = []
     evaluates = session.control.evaluate
-    if evaluates and local.run.evaluates_before_training:
+    if evaluates and session.counts and local.run.evaluates_before_training:
         rows += session.evaluate("pre")
     examples = len(local.data.train)
     records = RecordDict()
@@ -173,7 +173,7 @@ def answer_evaluate(message: Message, context: Context, method: Method) -> Messa
     """Receive the downlink and evaluate with the private model as it is; nothing is saved."""
     started = time.perf_counter()
     session = Session.open(message, context, method)
-    rows = session.evaluate(session.control.phase)
+    rows = session.evaluate(session.control.phase) if session.counts else []
     return session.reply(message, RecordDict(), rows, 0, started)
 
 
@@ -242,6 +242,11 @@ class Session:
         kept = self.store.load_kept(path, optimizers=self.context.run.keep_optimizer)
         self.context = replace(self.context, kept=kept)
         return restored
+
+    @property
+    def counts(self) -> bool:
+        """Whether this client's model, as it was received, is one that the run evaluates."""
+        return self.rounds_trained > 0 or self.context.run.evaluates_untrained
 
     def refuse_divergence(self) -> None:
         """Raise if training left NaN or infinite values, before they are saved or sent."""

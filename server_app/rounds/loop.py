@@ -125,7 +125,7 @@ class RoundLoop:
         for line in console.data_lines(self.server.clients):
             say(line)
         self.scoring.begin()
-        if self.run.sample_fraction < 1:
+        if self.run.sample_fraction < 1 and self.run.evaluates_untrained:
             say("clients that have not trained yet are evaluated with their initial models")
         result = Result()
         for number in range(done + 1, self.run.num_rounds + 1):
@@ -309,8 +309,11 @@ class RoundLoop:
     def _measuring(self, online: list[int]) -> tuple[set[int], list[int]]:
         """Return who measures the test split, and who has anything to measure."""
         tests = self.server.half.evaluates_test(self.server.context, online)
-        infos = self.server.clients
-        return tests, [i for i in online if i in tests or infos[i].validation_examples]
+        infos, trained = self.server.clients, self.recorder.trained
+        measuring = [i for i in online if i in tests or infos[i].validation_examples]
+        if not self.run.evaluates_untrained:  # a participant decides for itself
+            measuring = [i for i in measuring if trained.get(i)]
+        return tests, measuring
 
     def _control(self, *, evaluate: bool, phase: str, final: bool = False) -> Control:
         """Return what the messages of the exchange that is to come say."""

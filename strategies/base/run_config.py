@@ -166,6 +166,9 @@ class RunConfig:
     evaluate_when
         "pre" or "post" local training; "auto" is as the method's paper does it. "both" is "pre",
         and beside it what participants score right after their training, as "trained_accuracy".
+    evaluate_untrained
+        Whether clients with models of their own are evaluated before they have trained, on their
+        first weights; false leaves them out of all means until they have.
     seed
         Of everything but the split. The same seed gives the same metrics on CPU.
     device
@@ -287,6 +290,7 @@ class RunConfig:
     keep_optimizer: bool = option(False)
     evaluate_every: int = option(1, minimum=1)
     evaluate_when: str = option(AUTO, "pre", "post", "both")
+    evaluate_untrained: bool = option(True)
     seed: int = option(0, minimum=0)
     device: str = option("auto", hint="auto, cpu, cuda or cuda:N")
     amp: str = option("off", "bf16")
@@ -424,6 +428,14 @@ class RunConfig:
         """Whether the main evaluation precedes local training, by key or by the method."""
         when = self.evaluate_when
         return (self.chosen_method.evaluate_when if when == AUTO else when) != "post"
+
+    @property
+    def evaluates_untrained(self) -> bool:
+        """Whether clients are evaluated before they have trained, by key or by the method.
+
+        Where all are evaluated with the server's models, who has trained makes no difference.
+        """
+        return self.evaluate_untrained or self.chosen_method.evaluated_model != "personal"
 
     @property
     def evaluates_trained(self) -> bool:

@@ -71,6 +71,16 @@ def test_flowers_loop_gives_our_numbers(method: str, tmp_path: Path) -> None:
     assert not (tmp_path / "flowers" / "run" / "metrics.csv").exists()
 
 
+def test_flowers_loop_leaves_out_who_has_not_trained(tmp_path: Path) -> None:
+    settings = {**SETTINGS, "sample_fraction": 0.4, "evaluate_untrained": False}
+    ours = run_federation(tmp_path / "ours", CLIENTS, **settings)
+    strategy, grid = a_strategy(tmp_path / "flowers", **settings)
+    result = Strategy.start(strategy, grid, ArrayRecord(), num_rounds=2)
+    assert [row["evaluated"] for row in ours.rows("rounds")[:2]] == ["0", "1"]
+    assert 1 not in result.evaluate_metrics_clientapp
+    assert dict(result.evaluate_metrics_clientapp[2]) == means_of(ours, 2)
+
+
 def test_replies_in_any_order_aggregate_to_the_same_state(tmp_path: Path) -> None:
     class Shuffled(InProcessGrid):
         def send_and_receive(

@@ -79,6 +79,7 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "keep-optimizer": ([1, "true", None], "true or false"),
     "evaluate-every": ([0, 1.0, True], "an integer of at least 1"),
     "evaluate-when": (["never", 1], "one of auto, pre, post, both"),
+    "evaluate-untrained": ([1, "true", None], "true or false"),
     "seed": ([-1, 1.0, True, "0"], "an integer of at least 0"),
     "device": (["gpu", "cuda:", "cuda:x", "CPU", "mps", ""], "auto, cpu, cuda or cuda:N"),
     "amp": (["on", "fp16", True], "one of off, bf16"),
