@@ -1,9 +1,10 @@
 """`wildflower compare FILE.yaml`: many runs one after another, one table and one page of them.
 
 The file names methods, seeds and shared settings (deploy/comparisons holds some; `compare.plan`
-reads them). Its runs go through `flwr run` on one private SuperLink. A run that is complete is
-skipped and one that was cut off is resumed, so the command can be interrupted and started again at
-any time. The table and the page are written after every run.
+reads them). Its runs go through `flwr run` on one private SuperLink, one after the other, or with
+`--processes N` N at once without Flower's processes. A run that is complete is skipped and one that
+was cut off is resumed, so the command can be interrupted and started again at any time. The table
+and the page are written after every run.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from deploy.arguments import count
 from deploy.compare.differences import differences, statement
 from deploy.compare.output import left_out, markdown, table_cells, write_outputs
+from deploy.compare.own_processes import RunProcesses
 from deploy.compare.plan import Plan, PlannedRun, read_plan
 from deploy.compare.progress import (
     COMPLETE,
@@ -54,6 +57,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="check the file, list its runs, and stop"
     )
+    add_processes(parser)
+
+
+def add_processes(parser: argparse.ArgumentParser) -> None:
+    """Declare the argument for runs without Flower's processes."""
+    parser.add_argument(
+        "--processes", type=count, metavar="N",
+        help="N runs at once, each in a process of its own without Ray, on the CPU: faster for "
+        "small runs",
+    )  # fmt: skip
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -69,6 +82,7 @@ def execute(args: argparse.Namespace) -> int:
         plan = read_plan(args.file.expanduser())
         states = check_states(plan)
         app = app_directory(args.app)
+        check_processes(args.processes, plan, args.app)
     except ConfigError as error:
         print(f"wildflower compare: {error}", file=sys.stderr)
         return 2
@@ -76,7 +90,23 @@ def execute(args: argparse.Namespace) -> int:
         for run in plan.runs:
             say(f"{run.name}: {states[run.name]}")
         return 0
-    return run_all(Comparison(plan, states, app), f"wildflower compare {args.file}")
+    command = f"wildflower compare {args.file}"
+    if args.processes:
+        command += f" --processes {args.processes}"
+    return run_all(Comparison(plan, states, app, processes=args.processes), command)
+
+
+def check_processes(processes: int | None, plan: Plan, app: Path | None) -> None:
+    """Refuse what `--processes` would leave without effect."""
+    if processes is None:
+        return
+    if plan.gpus_per_client:
+        raise ConfigError(
+            "--processes: clients are computed on the CPU then, which leaves gpus-per-client "
+            "without effect; leave out one of the two"
+        )
+    if app is not None:
+        raise ConfigError("--processes: no Flower app is started then; leave out --app")
 
 
 def run_all(comparison: Comparison, command: str) -> int:
@@ -119,12 +149,16 @@ class Comparison:
         The Flower app.
     notes : dict of str to str
         Why a run failed, by its name.
+    processes : int, optional
+        How many runs are computed at once without Flower's processes; None: one after the other,
+        through `flwr run`.
     """
 
     plan: Plan
     states: dict[str, str]
     app: Path
     notes: dict[str, str] = dataclasses.field(default_factory=dict)
+    processes: int | None = dataclasses.field(default=None, kw_only=True)
 
     def execute(self) -> int:
         """Run what is not complete; return the exit code."""
@@ -134,10 +168,13 @@ class Comparison:
         resumed = f", {begun} to be resumed" if begun else ""
         say(f"{self.plan.name}: {total} runs, {complete} already complete{resumed}")
         self.write()
-        if todo:
+        numbered = list(enumerate(todo, complete + 1))
+        if todo and self.processes:
+            self._run_at_once(numbered, self.processes)
+        elif todo:
             with FlowerSimulation() as flower:
-                for number, run in enumerate(todo, complete + 1):
-                    say(f"[{number}/{total}] {run.name}: {self._verb(run)}")
+                for number, run in numbered:
+                    self._say_start(number, run)
                     self._run(flower, run)
                     self.write()
         rows = self.write()
@@ -154,10 +191,31 @@ class Comparison:
         """Write table and page of what is complete."""
         return write_outputs(self.plan, self.states, self.notes)
 
-    def _verb(self, run: PlannedRun) -> str:
-        if self.states[run.name] != PARTIAL:
-            return "starts"
-        return f"resumes after round {max(finished_rounds(run.directory), default=0)}"
+    def _say_start(self, number: int, run: PlannedRun) -> None:
+        """Say that a run starts or goes on, and which of all it is."""
+        verb = "starts"
+        if self.states[run.name] == PARTIAL:
+            verb = f"resumes after round {max(finished_rounds(run.directory), default=0)}"
+        say(f"[{number}/{len(self.plan.runs)}] {run.name}: {verb}")
+
+    def _run_at_once(self, todo: list[tuple[int, PlannedRun]], processes: int) -> None:
+        """Run them in processes of their own, so many at once."""
+        waiting = todo[::-1]
+        with RunProcesses(processes) as running:
+            while waiting or len(running):
+                while waiting and not running.full:
+                    number, planned = waiting.pop()
+                    self._say_start(number, planned)
+                    running.start(
+                        planned,
+                        with_code_dir(start_config(planned, self.states[planned.name])),
+                        clients=self.plan.clients,
+                        log=self._log_path(planned),
+                        timeout=self.plan.run_timeout,
+                    )
+                ended, reason = running.wait()
+                self._take(ended.planned, reason, ended.seconds)
+                self.write()
 
     def _run(self, flower: FlowerSimulation, planned: PlannedRun) -> None:
         """Run one; whatever goes wrong with it becomes its note, unless the SuperLink is gone."""
@@ -179,16 +237,21 @@ class Comparison:
             reason = str(error)
             if not flower.alive:
                 raise FlowerError(f"the private SuperLink ended: {reason}") from error
+        self._take(planned, reason, time.monotonic() - started)
+
+    def _take(self, planned: PlannedRun, reason: str, seconds: float) -> None:
+        """Note how a run ended: complete, or else why not."""
         try:
             self.states[planned.name] = run_state(planned, self.plan.clients)
         except ConfigError as error:
             self.states[planned.name] = PARTIAL
             reason = f"{error} (was the app changed meanwhile?)"
+        who = f"{planned.name}: " if self.processes else ""  # others may be under way
         if self.states[planned.name] != COMPLETE:
             self.notes[planned.name] = why_incomplete(planned) or reason
-            say(f"  failed: {self.notes[planned.name]}")
+            say(f"  {who}failed: {self.notes[planned.name]}")
         else:
-            say(f"  complete after {time.monotonic() - started:.0f} s")
+            say(f"  {who}complete after {seconds:.0f} s")
 
     def _log_path(self, planned: PlannedRun) -> Path:
         return self.plan.output / "logs" / f"{planned.name}.log"

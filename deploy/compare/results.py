@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from deploy.compare.cells import NOT_REACHED, NOT_RUN, Spread, over_seeds, spread
@@ -115,7 +116,7 @@ def collect(plan: Plan, states: Mapping[str, str]) -> list[Row]:
         groups.setdefault((run.variant, run.label), []).append(run)
     read = {
         at: {
-            run.seed: read_result(run.directory, plan.target)
+            run.seed: _known_result(run.directory, plan.target)
             for run in runs
             if states.get(run.name) == COMPLETE
         }
@@ -172,6 +173,17 @@ def _over_seeds(texts: Mapping[int, Sequence[str]]) -> str:
         text if len(own) == len(texts) else f"{text} (seed {', '.join(map(str, own))})"
         for text, own in seeds.items()
     )
+
+
+def _known_result(directory: Path, target: float | None) -> RunResult:
+    """Read a complete run once, however often the table is made; it is read anew if it changes."""
+    changed = (directory / "summary.json").stat()
+    return _read_once(directory, target, (changed.st_mtime_ns, changed.st_ino))
+
+
+@lru_cache(maxsize=4096)
+def _read_once(directory: Path, target: float | None, stamp: tuple[int, int]) -> RunResult:
+    return read_result(directory, target)
 
 
 def read_result(directory: Path, target: float | None) -> RunResult:

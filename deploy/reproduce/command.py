@@ -16,7 +16,13 @@ from pathlib import Path
 
 import torch
 
-from deploy.compare.command import Comparison, app_directory, run_all
+from deploy.compare.command import (
+    Comparison,
+    add_processes,
+    app_directory,
+    check_processes,
+    run_all,
+)
 from deploy.compare.plan import Plan
 from deploy.compare.progress import check_states
 from deploy.compare.results import Row
@@ -50,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpus-per-client", type=float, metavar="SHARE", help="share of a GPU, such as 0.25"
     )
+    add_processes(parser)
     parser.add_argument(
         "--app", type=Path, metavar="DIR", help="the Flower app (default: where this program is)"
     )
@@ -84,9 +91,11 @@ def execute(args: argparse.Namespace) -> int:
             return _dry_run(preset, args.scale, plan, states, lacking)
         if lacking:
             raise ConfigError("\n  ".join([f"{preset.name}: data are not here:", *lacking]))
+        check_processes(args.processes, plan, args.app)
         comparison = Reproduction(
-            plan, states, app_directory(args.app), preset=preset, scale=args.scale
-        )
+            plan, states, app_directory(args.app), processes=args.processes, preset=preset,
+            scale=args.scale,
+        )  # fmt: skip
     except ConfigError as error:
         print(f"wildflower reproduce: {error}", file=sys.stderr)
         return 2
@@ -137,6 +146,7 @@ def _again(args: argparse.Namespace) -> str:
         words += [f"--{option.replace('_', '-')}", value] if value else []
     if args.gpus_per_client is not None:
         words += ["--gpus-per-client", f"{args.gpus_per_client:g}"]
+    words += ["--processes", str(args.processes)] if args.processes else []
     return shlex.join(words)
 
 
