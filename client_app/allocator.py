@@ -17,6 +17,7 @@ from typing import Any
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of mallopt(3): free bytes above which the heap shrinks; size from which a block is
 mapped by itself, and unmapped as soon as it is free."""
+_VARIABLES = tuple(f"MALLOC_{name}_" for name in ("TRIM_THRESHOLD", "MMAP_THRESHOLD", "TOP_PAD"))
 _NEVER, _LARGEST = 2**31 - 1, 32 * 2**20
 """The largest values that glibc accepts for them."""
 
@@ -24,8 +25,8 @@ _NEVER, _LARGEST = 2**31 - 1, 32 * 2**20
 def keep_freed_memory() -> bool:
     """Keep freed memory in this process; return whether the C library could be told to.
 
-    It can with glibc alone. An allocator that is set by the environment (`MALLOC_...`,
-    `GLIBC_TUNABLES`, `LD_PRELOAD`) is left as it is.
+    It can with glibc alone. Thresholds that the environment sets (`MALLOC_TRIM_THRESHOLD_` and the
+    like, `GLIBC_TUNABLES`) are left as they are.
     """
     library = _glibc()
     if library is None or _is_set_by_environment():
@@ -41,8 +42,9 @@ def give_back_memory() -> None:
 
 
 def _is_set_by_environment() -> bool:
-    tuned = any(name.startswith("MALLOC_") for name in os.environ)
-    return tuned or "GLIBC_TUNABLES" in os.environ or "LD_PRELOAD" in os.environ
+    return any(name in os.environ for name in _VARIABLES) or "malloc" in os.environ.get(
+        "GLIBC_TUNABLES", ""
+    )
 
 
 @cache

@@ -234,7 +234,7 @@ def _accuracy_lines(summary: Mapping[str, Any]) -> list[str]:
         f"best accuracy  {percent(accuracy['best'])}{_chosen(accuracy, 'accuracy', basis)}",
     ]
     if (trained := accuracy.get("trained")) is not None:
-        lines.insert(1, f"after training {percent(trained)} (the last round's participants)")
+        lines.insert(-1, f"after training {percent(trained)} (the last round's participants)")
     over_models = accuracy["mean_over_models"]
     if accuracy["model"] == "global" and over_models is not None:
         text = f"mean of models {percent(over_models)} (every architecture counts alike)"

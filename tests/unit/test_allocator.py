@@ -62,12 +62,20 @@ def test_freed_memory_is_kept_and_given_back() -> None:
 
 
 @glibc
-@pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD"])
-def test_an_allocator_set_by_the_environment_is_left_alone(
-    name: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "value", "kept"),
+    [
+        ("MALLOC_TRIM_THRESHOLD_", "1000000", False),
+        ("GLIBC_TUNABLES", "glibc.malloc.trim_threshold=1000000", False),
+        ("GLIBC_TUNABLES", "glibc.rtld.nns=4", True),
+        ("MALLOC_ARENA_MAX", "2", True),  # says nothing of thresholds
+    ],
+)
+def test_thresholds_set_by_the_environment_are_left_alone(
+    name: str, value: str, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(name, "")
-    assert not allocator.keep_freed_memory()
+    monkeypatch.setenv(name, value)
+    assert allocator.keep_freed_memory() == kept
 
 
 def test_without_glibc_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
