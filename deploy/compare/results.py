@@ -177,12 +177,15 @@ def _over_seeds(texts: Mapping[int, Sequence[str]]) -> str:
 
 def _known_result(directory: Path, target: float | None) -> RunResult:
     """Read a complete run once, however often the table is made; it is read anew if it changes."""
-    changed = (directory / "summary.json").stat()
-    return _read_once(directory, target, (changed.st_mtime_ns, changed.st_ino))
+    files = [(directory / name).stat() for name in ("summary.json", "metrics.csv")]
+    stamp = tuple((file.st_mtime_ns, file.st_size, file.st_ino) for file in files)
+    return _read_once(directory, target, stamp)
 
 
 @lru_cache(maxsize=4096)
-def _read_once(directory: Path, target: float | None, stamp: tuple[int, int]) -> RunResult:
+def _read_once(
+    directory: Path, target: float | None, stamp: tuple[tuple[int, int, int], ...]
+) -> RunResult:
     return read_result(directory, target)
 
 

@@ -116,7 +116,7 @@ def test_no_key_of_another_method_is_proposed() -> None:
         ({"partition": "Dirichlet"}, "did you mean dirichlet?"),
         ({"optimizer": "adam_w"}, "did you mean adamw?"),
         ({"dataset": "fashion_mnist"}, "did you mean fashion-mnist?"),
-        ({"evaluate-when": "before"}, "pre, post"),
+        ({"evaluate-when": "before"}, "pre, post, both"),
     ],
 )
 def test_a_misspelt_value_proposes_a_choice(values: dict[str, object], hint: str) -> None:
