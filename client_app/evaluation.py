@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -32,13 +33,9 @@ def evaluate_client(
     absence of a number, not a zero. The main score is named by the client's task. All modules of
     the state are put in evaluation mode.
     """
-    splits = [(VALIDATION, context.data.validation)]
-    if test:
-        splits.insert(0, ("", context.data.test))
-    rows = []
-    for prefix, split in splits:
-        rows += score_rows(context, half, state, downlink, phase, prefix, split)
-    return rows
+    splits = {"": context.data.test} if test else {}
+    splits[VALIDATION] = context.data.validation
+    return score_rows(context, half, state, downlink, phase, splits)
 
 
 @torch.no_grad()
@@ -48,14 +45,14 @@ def score_rows(
     state: Any,
     downlink: Any,
     phase: str,
-    prefix: str,
-    split: Split,
+    splits: Mapping[str, Split],
 ) -> list[MetricRow]:
-    """Measure one split, as `evaluate_client` does; `prefix` begins the names of the scores."""
+    """Measure splits as `evaluate_client` does; their keys begin the names of their scores."""
     for module in modules_of(state):
         module.eval()
     return [
         MetricRow(phase, prefix + name, value, len(split))
+        for prefix, split in splits.items()
         for name, value in _scores(context, half, state, downlink, split).items()
         if value is not None
     ]

@@ -267,8 +267,8 @@ class Session:
         """Measure the test split after training, where the main evaluation came before it."""
         if not self.control.test:
             return []
-        test = self.context.data.test
-        return score_rows(self.context, self.half, self.state, self.downlink, "post", TRAINED, test)
+        splits = {TRAINED: self.context.data.test}
+        return score_rows(self.context, self.half, self.state, self.downlink, "post", splits)
 
     def seed(self, purpose: str) -> int:
         """Return the seed of one of this round's private streams."""

@@ -71,6 +71,7 @@ _SOMETIMES: dict[str, Column] = {
     TRAINED_FIELD: ("after training %", _percent),
     SERVER_FIELD: ("server's model %", _percent),
 }
+"""Columns that are there only where a run measured them."""
 
 COSTS: dict[str, Column] = {
     "rounds_to_target": ("rounds to target", _rounds),

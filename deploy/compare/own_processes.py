@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -78,15 +78,13 @@ class RunProcesses:
     def __init__(self, at_once: int) -> None:
         self.at_once = at_once
         self._running: list[RunProcess] = []
-        self._stack = ExitStack()
-        self._keys = Path()
+        self._keys = tempfile.TemporaryDirectory()
 
     def __enter__(self) -> RunProcesses:
-        self._keys = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
         return self
 
     def __exit__(self, *error: object) -> None:
-        with self._stack:
+        with self._keys:
             _interrupt([run.process for run in self._running])
 
     def __len__(self) -> int:
@@ -107,7 +105,7 @@ class RunProcesses:
         timeout: float,
     ) -> None:
         """Start a run with these run-config keys; what it prints goes to `log`."""
-        keys = self._keys / f"{planned.name}.toml"
+        keys = Path(self._keys.name) / f"{planned.name}.toml"
         keys.write_text(toml_lines(config), encoding="utf-8")
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as file:

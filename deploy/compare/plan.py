@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -174,8 +174,9 @@ def make_plan(content: object) -> Plan:
     seeds = read_list(top["seeds"], "seeds")
     own_split = _own_split(top, [shared, *(entry.settings for entry in [*variants, *methods])])
     runs = [
-        _planned(name, output, clients, shared | own_split(seed), variant, method, seed)
+        _planned(name, output, clients, settings, variant, method, seed)
         for seed in seeds
+        for settings in [shared | {"partition-seed": seed} if own_split else shared]
         for variant in variants or [Entry("", {})]
         for method in methods
     ]
@@ -196,10 +197,8 @@ def make_plan(content: object) -> Plan:
     )
 
 
-def _own_split(
-    top: Mapping[str, Any], settings: Sequence[Mapping[str, Any]]
-) -> Callable[[object], dict[str, object]]:
-    """Return what a seed says of the split: by default nothing, so that all seeds share one."""
+def _own_split(top: Mapping[str, Any], settings: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether every seed divides the data anew; by default all seeds share one split."""
     wanted = top.get("split-per-seed", False)
     if not isinstance(wanted, bool):
         raise ConfigError(f"split-per-seed = {wanted!r}: expected true or false")
@@ -208,7 +207,7 @@ def _own_split(
             "split-per-seed: every seed is the partition-seed of its runs then; leave "
             "partition-seed out of all settings"
         )
-    return lambda seed: {"partition-seed": seed} if wanted else {}
+    return wanted
 
 
 def _planned(

@@ -52,8 +52,8 @@ def joined(context: ServerContext, clients: Sequence[int]) -> list[int]:
     The first half is that of all clients that have training examples, the larger one of an odd
     number. If none of them is there, whoever is there takes part, rather than nobody.
     """
-    known = sorted(i for i, info in context.clients.items() if info.train_examples > 0)
-    first = set(known[: (len(known) + 1) // 2])
     if context.server_round > ROUNDS_WITHOUT:
         return list(clients)
+    known = sorted(i for i, info in context.clients.items() if info.train_examples > 0)
+    first = set(known[: (len(known) + 1) // 2])
     return [client for client in clients if client in first] or list(clients)
