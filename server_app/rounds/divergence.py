@@ -12,7 +12,9 @@ from pathlib import Path
 from server_app.records.csv_files import iterate_rows
 from server_app.records.round_result import Failure, RoundResult
 from server_app.records.soundness import DIVERGED_KIND
+from server_app.rounds.server_steps import smaller_steps
 from strategies.base.kept import GROWTH, loss_growth
+from strategies.base.run_config import RunConfig
 
 SERVER_LOSS = "server_loss"
 """What a method calls the loss of its server's own training."""
@@ -30,10 +32,13 @@ class DivergenceWatch:
     ----------
     path : Path
         metrics.csv.
+    run : RunConfig
+        For the keys that make the server's steps smaller.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, run: RunConfig) -> None:
         self._path = path
+        self._run = run
         self._first: float | None = None
 
     def begin(self) -> None:
@@ -63,7 +68,7 @@ class DivergenceWatch:
             self._first = loss if self._first is None else self._first
             growth = loss_growth(loss, self._first, classes)
             if growth is not None:
-                reason = _said(loss, growth, "the server's loss", "server-lr or lr")
+                reason = _said(loss, growth, "the server's loss", smaller_steps(self._run))
                 found.append(Failure(None, DIVERGED_KIND, reason))
         return found
 
@@ -75,8 +80,8 @@ def warning(server_round: int, found: Sequence[Failure]) -> str:
     return f"warning: round {server_round}: {named}: {found[0].reason}"
 
 
-def _said(loss: float, growth: float, what: str = "its loss", key: str = "lr") -> str:
+def _said(loss: float, growth: float, what: str = "its loss", remedy: str = "lower lr") -> str:
     return (
         f"training diverged: {what} is {loss:.3g}, {growth:.3g} times the {loss / growth:.3g} of "
-        f"the start; lower {key}"
+        f"the start; {remedy}"
     )

@@ -16,6 +16,7 @@ from server_app.rounds.progress import RoundProgress
 from server_app.rounds.roster import Roster
 from server_app.rounds.send_order import SendOrder
 from server_app.rounds.send_queue import SendQueue
+from server_app.rounds.server_steps import smaller_steps
 from server_app.rounds.transport import Answer, Sent, Transport, window_of
 from strategies.base.bounds import unlike_others
 from strategies.base.messages import ClientUpdate, Control, count_bytes
@@ -127,8 +128,8 @@ class Exchange:
         broken = non_finite_entries(self.server.state)
         if broken:
             reason = (
-                f"the server's {', '.join(broken[:3])} became NaN or infinite; lower the learning "
-                f"rates ({self.server.method.name}.server-lr)"
+                f"the server's {', '.join(broken[:3])} became NaN or infinite; "
+                f"{smaller_steps(self.server.run)}"
             )
             self.result.failures.append(Failure(None, DIVERGED_KIND, reason))
             raise RunError(f"round {number}: {reason}")

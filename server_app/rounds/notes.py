@@ -39,8 +39,8 @@ class RoundNotes:
     def __init__(self, server: MethodServer, recorder: Recorder, directory: Path) -> None:
         self.server = server
         self.recorder = recorder
-        self.divergence = DivergenceWatch(directory / "metrics.csv")
-        self.steps = ServerStepWatch(directory / "metrics.csv", server.run.method)
+        self.divergence = DivergenceWatch(directory / "metrics.csv", server.run)
+        self.steps = ServerStepWatch(directory / "metrics.csv", server.run)
         self.quarantine = Quarantine(directory)
         self._limits_said: dict[int, int] = {}
         self.durations: list[float] = []

@@ -1,6 +1,7 @@
 """Says once that a server's own training raises its loss: its steps are too large.
 
-Nothing diverges by that, and accuracy may go up and down with it: a best round hides it.
+Nothing diverges by that, and accuracy may go up and down with it: a best round hides it. What makes
+them smaller, `smaller_steps` says, here and where a server diverges.
 """
 
 from __future__ import annotations
@@ -10,10 +11,24 @@ from pathlib import Path
 
 from server_app.records.csv_files import iterate_rows
 from server_app.records.round_result import RoundResult
+from strategies.base.options import option_keys
+from strategies.base.run_config import RunConfig
 from strategies.base.server import LOSS_AFTER, LOSS_BEFORE
 
 ROUNDS, RAISED = 5, 3
 """Of so many rounds in which the server trained, so many in which it raised its loss."""
+
+
+def smaller_steps(run: RunConfig) -> str:
+    """Return which keys of the running method to change so that its server makes smaller steps.
+
+    Named are its own `server-lr` and `reduction` where it has them, and the clients' `lr`.
+    """
+    own = option_keys(run.chosen_method.config, f"{run.method}.")
+    rates = [key for key in (f"{run.method}.server-lr",) if key in own]
+    reduction = f"{run.method}.reduction"
+    bounded = reduction in own and run.flat()[reduction] != "stable"
+    return f"lower {' or '.join([*rates, 'lr'])}" + f", or set {reduction}='stable'" * bounded
 
 
 class ServerStepWatch:
@@ -23,13 +38,13 @@ class ServerStepWatch:
     ----------
     path : Path
         metrics.csv; a resumed run has seen the rounds in it, so that it says nothing twice.
-    method : str
-        The running method's name, for its `server-lr`.
+    run : RunConfig
+        For the running method's name and keys.
     """
 
-    def __init__(self, path: Path, method: str) -> None:
+    def __init__(self, path: Path, run: RunConfig) -> None:
         self._path = path
-        self._method = method
+        self._run = run
         self._raised: deque[bool] = deque(maxlen=ROUNDS)
         self._said = False
 
@@ -55,7 +70,7 @@ class ServerStepWatch:
             return None
         self._said = True
         return (
-            f"warning: round {server_round}: {self._method}: the server's training raised its own "
-            f"loss in {sum(self._raised)} of its last {len(self._raised)} rounds, here from "
-            f"{before:.3g} to {after:.3g}; its steps are too large, lower {self._method}.server-lr"
+            f"warning: round {server_round}: {self._run.method}: the server's training raised its "
+            f"own loss in {sum(self._raised)} of its last {len(self._raised)} rounds, here from "
+            f"{before:.3g} to {after:.3g}; its steps are too large; {smaller_steps(self._run)}"
         )

@@ -10,8 +10,9 @@ import pytest
 
 from server_app.records.round_result import RoundResult
 from server_app.rounds.divergence import DivergenceWatch
-from server_app.rounds.server_steps import ServerStepWatch
+from server_app.rounds.server_steps import ServerStepWatch, smaller_steps
 from strategies.base.kept import loss_growth
+from strategies.base.parsing import parse_run_config
 from tests.support import Outcome, run_federation
 
 GUESS = math.log(10)
@@ -91,7 +92,9 @@ def test_the_servers_own_training_is_watched(
     assert "the server" in capsys.readouterr().out
     reasons = [r["reason"] for r in run.rows("failures") if r["client"] == ""]
     assert all("the server's loss is " in text for text in reasons)
-    assert all("server-lr" in text for text in reasons)
+    keys = f"; lower {method}.server-lr or lr"
+    keys += ", or set fedallrep.reduction='stable'" * (method == "fedallrep")
+    assert all(text.endswith(keys) for text in reasons)
 
 
 def test_the_servers_first_loss_is_that_of_the_run(tmp_path: Path) -> None:
@@ -103,7 +106,7 @@ def test_the_servers_first_loss_is_that_of_the_run(tmp_path: Path) -> None:
 
     path = tmp_path / "metrics.csv"
     path.write_text("round,client,phase,metric,value,examples\n")
-    watch = DivergenceWatch(path)
+    watch = DivergenceWatch(path, parse_run_config({"method": "fedre"}))
     watch.begin()
     assert look(watch, 1, 50.0) == []
     assert look(watch, 2, 49_000.0) == []
@@ -111,7 +114,7 @@ def test_the_servers_first_loss_is_that_of_the_run(tmp_path: Path) -> None:
         file.write(
             "1,server,aggregate,server_loss,50.0,1\n2,server,aggregate,server_loss,49000,1\n"
         )
-    again = DivergenceWatch(path)
+    again = DivergenceWatch(path, parse_run_config({"method": "fedre"}))
     again.begin()
     assert look(again, 3, 49_000.0) == []
     (reason,) = look(again, 4, 60_000.0)
@@ -122,6 +125,18 @@ def test_a_run_without_divergence_says_nothing(tmp_path: Path) -> None:
     run = run_federation(tmp_path, 2, method="fedtgp", **SETTINGS)
     assert run.rows("failures") == []
     assert run.metrics(metric="loss_growth") == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"method": "fedavg"}, "lower lr"),
+        ({"method": "fedgh"}, "lower fedgh.server-lr or lr"),
+        ({"method": "fedre", "fedre.reduction": "stable"}, "lower fedre.server-lr or lr"),
+    ],
+)
+def test_only_keys_that_the_method_has_are_named(keys: dict[str, Any], said: str) -> None:
+    assert smaller_steps(parse_run_config(keys)) == said
 
 
 def test_a_server_whose_steps_raise_its_loss_is_named_once(tmp_path: Path) -> None:
@@ -135,19 +150,19 @@ def test_a_server_whose_steps_raise_its_loss_is_named_once(tmp_path: Path) -> No
     path = tmp_path / "metrics.csv"
     path.write_text("round,client,phase,metric,value,examples\n")
     rows = [(1.0, 0.9), (0.83, 1.22), (1.0, 1.1), (1.0, 1.0), (1.0, 0.5), (0.8, 1.5), (1.0, 2.0)]
-    watch = ServerStepWatch(path, "fedre")
+    watch = ServerStepWatch(path, parse_run_config({"method": "fedre"}))
     watch.begin()
     assert watch.look(RoundResult(1, [0])) is None
     told = [said(watch, number, *pair) for number, pair in enumerate(rows, start=1)]
     assert [text is None for text in told] == [True] * 5 + [False, True]
     assert "round 6: fedre: the server's training raised its own loss in 3 of its last 5" in told[5]
-    assert "lower fedre.server-lr" in told[5]
+    assert told[5].endswith("lower fedre.server-lr or lr, or set fedre.reduction='stable'")
     for finished in (5, 6):
         with path.open("w") as file:
             file.write("round,client,phase,metric,value,examples\n")
             for number, (before, after) in enumerate(rows[:finished], start=1):
                 file.write(f"{number},server,aggregate,server_loss_after,{after},1\n")
                 file.write(f"{number},server,aggregate,server_loss_before,{before},1\n")
-        resumed = ServerStepWatch(path, "fedre")
+        resumed = ServerStepWatch(path, parse_run_config({"method": "fedre"}))
         resumed.begin()
         assert (said(resumed, finished + 1, *rows[finished]) is None) == (finished == 6)
