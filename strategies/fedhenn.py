@@ -244,6 +244,7 @@ METHOD = register(
     evaluate_when="post",
     common_feature_dim=False,
     any_task=True,
+    task_models=True,
     public_data=True,
     averages=True,
 )

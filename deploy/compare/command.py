@@ -20,6 +20,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from deploy.arguments import count
+from deploy.compare.deltas import unlike_models
 from deploy.compare.differences import differences, statement
 from deploy.compare.output import left_out, markdown, table_cells, write_outputs
 from deploy.compare.own_processes import RunProcesses
@@ -167,6 +168,8 @@ class Comparison:
         begun = sum(self.states[run.name] == PARTIAL for run in todo)
         resumed = f", {begun} to be resumed" if begun else ""
         say(f"{self.plan.name}: {total} runs, {complete} already complete{resumed}")
+        if note := unlike_models(self.plan.runs):
+            say(f"note: {note}")
         self.write()
         numbered = list(enumerate(todo, complete + 1))
         if todo and self.processes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from deploy.compare.cells import NOT_COMPARABLE, NOT_RUN, Spread, spread
+from deploy.compare.plan import PlannedRun
 from server_app.records.relative_change import relative_changes, some_left_out
 from server_app.records.scores import Scores
 from strategies.base.options import ConfigError
@@ -55,6 +56,24 @@ def delta_cells(
         if found.left_out:
             notes.append(f"seed {seed}: {some_left_out(found.left_out)}")
     return {field: _over_seeds(values) for field, values in percents.items()}, notes
+
+
+def unlike_models(runs: Sequence[PlannedRun]) -> str:
+    """Say that some methods' clients have models of another form; empty where all are alike.
+
+    Of a pretrained encoder a task model trains adapters, any other model all weights: a change
+    against Local then tells as much about that as about the method.
+    """
+    without_tasks = [run.run.chosen_method for run in runs if not run.run.tasks]
+    those = sorted({method.name for method in without_tasks if method.task_models})
+    others = sorted({method.name for method in without_tasks if not method.task_models})
+    if not those or not others:
+        return ""
+    return (
+        f"The models of {', '.join(those)} are task models (the head reads the encoder, of which, "
+        f"if pretrained, lora-rank has adapters trained alone), those of {', '.join(others)} are "
+        "not, as the runs name no tasks; with tasks='classification' local has task models, too."
+    )
 
 
 def _over_seeds(values: Iterable[float | None]) -> Spread | str:

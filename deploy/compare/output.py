@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 
 from deploy.compare.cells import NOT_RUN, Spread
-from deploy.compare.deltas import DELTA_FIELD, delta_field
+from deploy.compare.deltas import DELTA_FIELD, delta_field, unlike_models
 from deploy.compare.differences import differences, markdown_table, tables
 from deploy.compare.page import RESTS_ON, page
 from deploy.compare.plan import Plan
@@ -217,6 +217,7 @@ def explanation(plan: Plan) -> str:
         "operations of the training steps) by PyTorch's counter, both over all participants of "
         "the fullest round; s/round is the median, s total all rounds without the start of "
         f"Ray.{_about_trained(plan)}{_about_target(plan)}{_about_delta(plan)}"
+        f"{_about_models(plan)}"
     )
 
 
@@ -255,6 +256,11 @@ def _about_delta(plan: Plan) -> str:
         f"{score} a against its b with {plan.reference} and the same seed, without clients whose b "
         "is 0 or that have no a or b."
     )
+
+
+def _about_models(plan: Plan) -> str:
+    said = unlike_models(plan.runs)
+    return f" {said}" if said else ""
 
 
 def left_out(rows: Sequence[Row]) -> list[str]:

@@ -78,6 +78,8 @@ class Method:
         Whether clients may predict a number (task `regression`).
     one_network : bool
         Whether the clients' models are parts of one network, the only one that `models` names.
+    task_models : bool
+        Whether clients' models are `models.TaskModel`s even where the run names no tasks.
     public_data : bool
         Whether all clients need the public data (`public-dataset`); checked at the registration.
     pairs : bool
@@ -101,6 +103,7 @@ class Method:
     common_feature_dim: bool = True
     evaluated_model: str = "personal"
     any_task: bool = False
+    task_models: bool = False
     public_data: bool = False
     one_network: bool = False
     shares_reader: bool = False

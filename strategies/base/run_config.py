@@ -126,14 +126,15 @@ class RunConfig:
         "own": every client's first weights are drawn for it alone; "shared": clients of one
         architecture start from equal ones, as in HtFLlib.
     lora_rank
-        Rank of the adapters on pretrained `hf-` models; 0 trains all of their weights.
+        Rank of the adapters on pretrained encoders (`hf-`, `timm/`, `lite0` to `lite2`, `minilm`)
+        of models for tasks; 0 trains all of their weights, as do models of any other kind.
     tasks
         What each client learns, see data/README.md; empty: all classify `dataset`.
     public_dataset, public_size
         Unlabelled items that all clients hold, for the methods that need them, and how many.
     public_overlap
-        "none": public items show no picture that a simulated client tests on, though such as it
-        trains on; "allowed": any official training picture.
+        "none": public items are, or show, no example that a simulated client tests on, though such
+        as it trains on; "allowed": any official training example.
     num_rounds
         Rounds of the run; a resumed run may have more.
     sample_fraction

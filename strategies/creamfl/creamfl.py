@@ -298,8 +298,8 @@ def _no_captions(run: RunConfig) -> str | None:
     if run.public_dataset in CAPTIONED_DATASETS:
         return None
     return (
-        f"public-dataset = {run.public_dataset!r}: its images have no captions, and creamfl needs "
-        f"pairs of both; expected {' or '.join(CAPTIONED_DATASETS)}"
+        f"public-dataset = {run.public_dataset!r}: its items are not images with captions, "
+        f"and creamfl needs both; expected {' or '.join(CAPTIONED_DATASETS)}"
     )
 
 
@@ -309,6 +309,7 @@ METHOD = register(
     training=Training(optimizer="sgd", lr=0.01, momentum=0.9, weight_decay=5e-5),
     evaluate_when="post",
     any_task=True,
+    task_models=True,
     pairs=True,
     public_data=True,
     refuses=_no_captions,

@@ -266,5 +266,6 @@ METHOD = register(
     training=Training(optimizer="adamw", lr=1e-3),
     evaluate_when="post",
     any_task=True,
+    task_models=True,
     public_data=True,
 )

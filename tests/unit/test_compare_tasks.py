@@ -13,8 +13,9 @@ import pytest
 
 from deploy.compare.cells import Spread
 from deploy.compare.command import Comparison
+from deploy.compare.deltas import unlike_models
 from deploy.compare.differences import differences, statement, tables
-from deploy.compare.output import columns_of, left_out, table_cells, write_outputs
+from deploy.compare.output import columns_of, explanation, left_out, table_cells, write_outputs
 from deploy.compare.plan import Plan, PlannedRun, make_plan
 from deploy.compare.progress import COMPLETE, check_states
 from deploy.compare.results import Row, collect
@@ -265,3 +266,18 @@ def test_a_comparison_without_runs_shows_its_columns(tmp_path: Path) -> None:
     assert set(body[0][1:-1]) == {"not run"}
     assert "no complete run so far" in (tmp_path / "try.html").read_text()
     assert COMPLETE not in check_states(plan).values()
+
+
+def test_models_of_another_form_are_named(tmp_path: Path) -> None:
+    """A task model of a pretrained encoder has adapters; without tasks Local trains all weights."""
+
+    def plan(tasks: str, *methods: str) -> Plan:
+        return plan_of(tmp_path, settings={"num-rounds": 1, "tasks": tasks}, methods=list(methods))
+
+    unlike = plan("", "local", "fedmuscle", "fedproto")
+    said = unlike_models(unlike.runs)
+    assert said.startswith("The models of fedmuscle are task models")
+    assert "those of fedproto, local are not" in said
+    assert said in explanation(unlike)
+    assert unlike_models(plan("classification", "local", "fedmuscle").runs) == ""
+    assert unlike_models(plan("", "local", "fedproto").runs) == ""
