@@ -1,7 +1,8 @@
 """Unlabelled public data that all clients hold alike and refer to by index.
 
-Item i is the same picture on all clients, whatever number of channels and size their models take;
-`PublicData.fingerprint` is what they compare. Labels are not kept: no method may read them.
+Item i is the same picture on all clients, whatever number of channels and size their models take,
+or the same sentence; `PublicData.fingerprint` is what they compare. Labels are not kept: no method
+may read them.
 """
 
 from __future__ import annotations
@@ -10,22 +11,30 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data.annotated import AnnotatedDataset, Texts, read_array, read_texts, write_texts
+from data.annotated import (
+    AnnotatedDataset,
+    TextDataset,
+    Texts,
+    read_array,
+    read_texts,
+    write_texts,
+)
 from data.cache import cache_root, fetch_entry
 from data.dataset import load_dataset
-from data.entries import AnyDataset, digest_texts
+from data.entries import digest_texts
 from data.image_dataset import ImageDataset
 from data.raw import write_array
 from data.scene_items import fashion_folder, load_items, scene_source, scene_stamp
 from data.scenes import draw_scenes
 from data.shares import Shares
 from data.spec import DataError, DataSpec, file_stem, is_from_hub
+from data.vectors import VectorDataset
 
 # Raise it when public items change, so that old entries are not read.
 _FORMAT = 2
@@ -36,6 +45,7 @@ _NONE = np.empty(0, dtype=np.int64)
 # those of the hub.
 _OF_ANY_SIZE = ("imagefolder", "voc", "coco")
 _COMMON_SIZE = 64
+_Readable = ImageDataset | TextDataset
 _LUMA = np.array([299, 587, 114], dtype=np.int64)  # thousandths, ITU-R BT.601
 
 
@@ -45,21 +55,24 @@ class PublicData:
 
     Attributes
     ----------
-    images : NDArray[np.uint8]
-        (P, C, S, S), read-only, memory-mapped.
+    size : int
+        Number of items P.
+    images : NDArray[np.uint8] | None
+        (P, C, S, S), read-only, memory-mapped; None where items are sentences.
     captions : Sequence[str] | None
-        (P,) one sentence a picture, where the data set has them.
+        (P,) one sentence a picture, where the data set has them, or the items themselves.
     fingerprint : str
         16 hexadecimal digits over source pixels and captions; the same for all C and S.
     source : str
-        What the pictures are, for messages: "scenes of fashion-mnist", "cifar10".
+        What the items are, for messages: "scenes of fashion-mnist", "cifar10".
     rows : NDArray[np.int64]
         Rows of the data set `shown` that items show, ascending.
     shown : str
         What scenes are made of, else the public data set itself.
     """
 
-    images: NDArray[np.uint8]
+    size: int
+    images: NDArray[np.uint8] | None
     captions: Sequence[str] | None
     fingerprint: str
     source: str
@@ -67,7 +80,7 @@ class PublicData:
     shown: str
 
     def __len__(self) -> int:
-        return len(self.images)
+        return self.size
 
 
 def load_public(
@@ -87,8 +100,8 @@ def load_public(
     Parameters
     ----------
     name : str
-        A name in `DATASETS` that has images, or `hf:ORG/NAME`, whose columns, configuration and
-        splits are those found by themselves.
+        A name in `DATASETS` that has images or sentences, or `hf:ORG/NAME`, whose columns,
+        configuration and splits are those found by themselves.
     size : int
         Number of items P.
     channels : int
@@ -109,8 +122,8 @@ def load_public(
     Raises
     ------
     DataError
-        If the data set is missing, has no images, or fewer training rows than `size` that no
-        client of `avoid` tests on.
+        If the data set is missing, has numbers, or fewer training rows than `size` that no client
+        of `avoid` tests on.
     """
     if size < 1 or channels not in (0, 1, 3):
         raise DataError(
@@ -149,48 +162,45 @@ def _load(
             _write(target, drawn.images[:, None], drawn.images, drawn.captions, spec, channels)
         else:
             np.save(target / _ROWS, np.sort(rows))
-            captions = _captions(dataset, rows)
-            _write(target, dataset.images[rows], common.images[rows], captions, spec, channels)
+            chosen, source = (_pictures(read, rows) for read in (dataset, common))
+            _write(target, chosen, source, _sentences(dataset, rows), spec, channels)
 
     entry = Path(root) / "public" / f"{file_stem(spec.dataset)}-{size}-{key}"
-    images, texts, fingerprint, rows_shown = fetch_entry(entry, _read, build)
-    if channels == 3 and images.shape[1] == 1:
+    read = partial(_read, size=size)
+    images, texts, fingerprint, rows_shown = fetch_entry(entry, read, build)
+    if images is not None and channels == 3 and images.shape[1] == 1:
         # Three times the same plane, without its bytes three times.
         images = np.broadcast_to(images, (size, 3, *images.shape[2:]))
-    return PublicData(images, texts, fingerprint, source, rows_shown, shown)
+    return PublicData(size, images, texts, fingerprint, source, rows_shown, shown)
 
 
 def _chosen(
     spec: DataSpec, size: int, tested: NDArray[np.int64]
-) -> tuple[ImageDataset, ImageDataset, NDArray[np.int64]]:
+) -> tuple[_Readable, _Readable, NDArray[np.int64]]:
     """Return the data set, its form that the fingerprint is of, and the rows."""
     at_size = spec.image_size if _has_any_size(spec.dataset) else 0
-    dataset = _load_images(spec, at_size or _own_size(spec.dataset))
-    common = _load_images(spec, _own_size(spec.dataset))
-    if not isinstance(dataset, ImageDataset) or not isinstance(common, ImageDataset):
-        raise DataError(
-            f"public-dataset={spec.dataset} has no images; text clients read the captions of "
-            "public images: set public-dataset=scenes."
-        )
+    dataset = _open(spec, at_size or _own_size(spec.dataset))
+    common = _open(spec, _own_size(spec.dataset))
+    things = "sentences" if isinstance(dataset, TextDataset) else "images"
     if size > dataset.train_size:
         raise DataError(
-            f"public-size={size}: {spec.dataset} has {dataset.train_size} training images; set "
+            f"public-size={size}: {spec.dataset} has {dataset.train_size} training {things}; set "
             f"public-size={dataset.train_size} or less, or another public-dataset."
         )
     order = np.random.default_rng(_SEED).permutation(dataset.train_size)
     order = order[~np.isin(order, tested)]
     if size > len(order):
         raise DataError(
-            f"public-size={size}: of {spec.dataset}'s {dataset.train_size} training images, "
+            f"public-size={size}: of {spec.dataset}'s {dataset.train_size} training {things}, "
             f"clients test on all but {len(order)}; set public-size={len(order)} or less, "
             "public-overlap=allowed, test-split=global, or another public-dataset."
         )
     return dataset, common, order[:size]
 
 
-def _load_images(spec: DataSpec, image_size: int) -> AnyDataset:
+def _open(spec: DataSpec, image_size: int) -> _Readable:
     try:
-        return load_dataset(spec.dataset, spec.data_dir, image_size)
+        dataset = load_dataset(spec.dataset, spec.data_dir, image_size)
     except DataError as error:
         if not is_from_hub(spec.dataset):
             raise
@@ -198,6 +208,12 @@ def _load_images(spec: DataSpec, image_size: int) -> AnyDataset:
             f"public-dataset={spec.dataset}: {error} Keys that name columns, a configuration or "
             "splits are of dataset alone: public data must be readable without them."
         ) from error
+    if isinstance(dataset, VectorDataset):
+        raise DataError(
+            f"public-dataset={spec.dataset} has numbers; public items are images or sentences: "
+            "set public-dataset=scenes."
+        )
+    return dataset
 
 
 def _has_any_size(name: str) -> bool:
@@ -208,7 +224,14 @@ def _own_size(name: str) -> int:
     return _COMMON_SIZE if _has_any_size(name) else 0
 
 
-def _captions(dataset: ImageDataset, rows: NDArray[np.int64]) -> list[str] | None:
+def _pictures(dataset: _Readable, rows: NDArray[np.int64]) -> NDArray[np.uint8] | None:
+    return dataset.images[rows] if isinstance(dataset, ImageDataset) else None
+
+
+def _sentences(dataset: _Readable, rows: NDArray[np.int64]) -> list[str] | None:
+    """Return the sentences of a text data set, or pictures' captions where there are any."""
+    if isinstance(dataset, TextDataset):
+        return [dataset.sentences[int(row)] for row in rows]
     if not isinstance(dataset, AnnotatedDataset) or dataset.captions is None:
         return None
     return [dataset.captions[int(row)] for row in rows]
@@ -216,35 +239,42 @@ def _captions(dataset: ImageDataset, rows: NDArray[np.int64]) -> list[str] | Non
 
 def _write(
     target: Path,
-    images: NDArray[np.uint8],
-    source: NDArray[np.uint8],
+    images: NDArray[np.uint8] | None,
+    source: NDArray[np.uint8] | None,
     captions: Sequence[str] | None,
     spec: DataSpec,
     channels: int,
 ) -> None:
-    digest = hashlib.sha256(json.dumps([spec.dataset, list(source.shape)]).encode())
-    digest.update(np.ascontiguousarray(source).data)
+    shape = None if source is None else list(source.shape)
+    digest = hashlib.sha256(json.dumps([spec.dataset, shape]).encode())
+    if source is not None:
+        digest.update(np.ascontiguousarray(source).data)
     if captions is not None:
         digest_texts(digest, captions)
         write_texts(target, "captions", captions)
-    if channels == 1 and images.shape[1] == 3:
-        images = to_grey(images)
-    written = write_array(images, spec.image_size, target / "images.npy")
+    if images is not None:
+        grey = channels == 1 and images.shape[1] == 3
+        read = to_grey(images) if grey else images
+        shape = list(write_array(read, spec.image_size, target / "images.npy").shape)
     meta = {
-        "shape": list(written.shape),
+        "shape": shape,
         "captions": captions is not None,
         "fingerprint": digest.hexdigest()[:16],
     }
     (target / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
 
 
-def _read(entry: Path) -> tuple[NDArray[np.uint8], Texts | None, str, NDArray[np.int64]]:
+def _read(
+    entry: Path, size: int
+) -> tuple[NDArray[np.uint8] | None, Texts | None, str, NDArray[np.int64]]:
     meta = json.loads((entry / "meta.json").read_text(encoding="utf-8"))
-    images = read_array(entry / "images.npy")
+    images = None if meta["shape"] is None else read_array(entry / "images.npy")
     captions = read_texts(entry, "captions") if meta["captions"] else None
-    if list(images.shape) != meta["shape"] or (captions and len(captions) != len(images)):
-        raise ValueError(f"{entry} is damaged")
     rows: NDArray[np.int64] = np.load(entry / _ROWS, allow_pickle=False)
+    lengths = [len(part) for part in (images, captions) if part is not None]
+    shape = None if images is None else list(images.shape)
+    if set(lengths) != {size} or shape != meta["shape"]:
+        raise ValueError(f"{entry} is damaged")
     return images, captions, str(meta["fingerprint"]), rows
 
 

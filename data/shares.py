@@ -11,7 +11,7 @@ import numpy as np
 from data.dataset import load_images
 from data.partition import ClientIndices, partition_indices
 from data.partitioners import Rows
-from data.spec import DataSpec
+from data.spec import TEXT_DATASETS, DataSpec
 from data.task_data import client_rows
 from data.tasks import TaskSpec
 
@@ -25,7 +25,7 @@ class Shares:
     spec : DataSpec
         Of the run.
     tasks : tuple of TaskSpec
-        The run's, cycled over client ids; empty where all clients classify.
+        The run's, cycled over client ids; empty where all clients classify what `spec` names.
     clients : int
         How many there are.
     """
@@ -51,13 +51,15 @@ class Shares:
         if dataset == "imagefolder" and data_dir != self.spec.data_dir:
             return []
         spec = dataclasses.replace(self.spec, data_dir=data_dir)
-        if not self.tasks:
+        sentences = (TaskSpec("text", spec.dataset),) if spec.dataset in TEXT_DATASETS else ()
+        tasks = self.tasks or sentences
+        if not tasks:
             mine = spec.dataset == dataset
             images = load_images(spec) if mine else None
             return partition_indices(spec, images, self.clients) if images else []
-        chosen = [self.tasks[i % len(self.tasks)] for i in range(self.clients)]
+        chosen = [tasks[i % len(tasks)] for i in range(self.clients)]
         return [
-            client_rows(spec, self.tasks, i, self.clients)[1]
+            client_rows(spec, tasks, i, self.clients)[1]
             for i, task in enumerate(chosen)
             if (task.dataset or spec.dataset) == dataset
         ]

@@ -33,7 +33,7 @@ class PublicItems:
     model_name : str
         The model's name, which decides on its tokens.
     reads_text : bool
-        Whether it reads captions, which the data must then have, instead of pictures.
+        Whether it reads captions or sentences, which the data must then have, instead of pictures.
     place : Place
         Where, and in what precision, `outputs` computes.
     """
@@ -41,7 +41,9 @@ class PublicItems:
     def __init__(self, public: PublicData, model_name: str, reads_text: bool, place: Place) -> None:
         self._place = place
         self.fingerprint = public.fingerprint
-        self._items = _tokens(public, model_name) if reads_text else public.images
+        items = _tokens(public, model_name) if reads_text else public.images
+        assert items is not None, "clients are asked for what they read at the registration"
+        self._items: NDArray[np.uint8] | NDArray[np.int64] = items
 
     def __len__(self) -> int:
         return len(self._items)
@@ -73,22 +75,28 @@ class PublicItems:
 class PublicInputs(PublicItems):
     """The public items as a client's model reads them, by index.
 
-    An image client reads the picture of an item, a text client its caption: index i is the same
-    item on all clients.
+    An image client reads the picture of an item, a text client its caption, or the item where it
+    is a sentence: index i is the same item on all clients.
 
     Raises
     ------
     ConfigError
-        If the client reads text and the public data has no captions.
+        If the client reads text and the public data has no captions, or images and it has none.
     """
 
     def __init__(self, context: ClientContext) -> None:
         self.reads_text = context.data.task == "text"
         public = context.public
+        said = f"public-dataset = {context.run.public_dataset!r}: client {context.client_id}"
         if self.reads_text and public.captions is None:
             raise ConfigError(
-                f"public-dataset = {context.run.public_dataset!r}: client {context.client_id} "
-                "reads text, and these items have no captions; expected scenes and coco"
+                f"{said} reads text, and these items have no captions; expected scenes, coco, or "
+                "sentences (tsv, hf:ORG/NAME)"
+            )
+        if not self.reads_text and public.images is None:
+            raise ConfigError(
+                f"{said} reads images, and these items are sentences; expected images, with "
+                "captions (scenes, coco) where other clients read text"
             )
         super().__init__(public, context.model_name, self.reads_text, context)
 
@@ -109,12 +117,13 @@ def check_unit_rows(field: str, rows: NDArray[np.float32], run: RunConfig) -> No
 
 
 def shown_in_public(context: ClientContext) -> str:
-    """Say how many of a client's test pictures public items show; empty where it is none."""
+    """Say how many of a client's test examples public items show; empty where it is none."""
     data, public = context.data, context.public
     if context.shares is None or data.dataset.name != public.shown:
         return ""
     count = int(np.isin(data.test.indices, public.rows).sum())
-    text = f"public items show {count} of its {len(data.test)} test pictures (public-overlap)"
+    things = "pictures" if public.images is not None else "sentences"
+    text = f"public items show {count} of its {len(data.test)} test {things} (public-overlap)"
     return text if count else ""
 
 

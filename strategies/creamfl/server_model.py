@@ -85,7 +85,9 @@ def server_sides(context: ServerContext, model: PairModel, further: int = 0) -> 
 
 def _build(context: ServerContext) -> PairModel:
     run, name = context.run, tower_names(context.run)
-    _, channels, side, _ = server_pairs(context).images.shape
+    images = server_pairs(context).images
+    assert images is not None, "creamfl refuses public sentences"
+    _, channels, side, _ = images.shape
     shape = PairShape(InputShape(channels, side, 1), text_shape_of(name, 1))
     model = build_task_model(name, "retrieval", shape, run.feature_dim, lora_rank=run.lora_rank)
     assert isinstance(model, PairModel), "built for the shape of pairs"

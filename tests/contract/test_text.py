@@ -20,6 +20,9 @@ from tests.support import run_federation
 
 SERVING = [name for name in method_names() if "text" in get_method(name).reads]
 IMAGES_ONLY = [name for name in method_names() if name not in SERVING]
+READ_PUBLIC = [
+    name for name in SERVING if get_method(name).public_data and not get_method(name).pairs
+]
 WORDS = {"good": ("fine", "bright", "warm"), "bad": ("dull", "grey", "cold")}
 
 
@@ -68,6 +71,26 @@ def test_two_rounds(method: str, reviews: str, tmp_path: Path) -> None:
     run_federation(tmp_path / "parts", 3, num_rounds=1, **config)
     parts = run_federation(tmp_path / "parts", 3, num_rounds=2, resume="run", **config)
     assert parts.text("metrics.csv") == whole.text("metrics.csv")
+
+
+@pytest.mark.parametrize("method", READ_PUBLIC)
+def test_public_items_may_be_sentences(method: str, reviews: str, tmp_path: Path) -> None:
+    """Of the clients' own kind, though none that a client tests on, instead of scenes' captions."""
+    config = {**settings(reviews, method), "public_dataset": "tsv", "num_rounds": 2}
+    run = run_federation(tmp_path / "own", 3, **config)
+    assert run.rows("failures") == []
+    (public,) = {row["public_hash"] for row in run.rows("clients")}
+    assert "public items show" not in run.text("clients.csv")
+    allowed = run_federation(tmp_path / "allowed", 3, public_overlap="allowed", **config)
+    assert "test sentences (public-overlap)" in allowed.text("clients.csv")
+    assert {row["public_hash"] for row in allowed.rows("clients")} != {public}
+
+
+def test_public_sentences_need_clients_that_read(reviews: str, tmp_path: Path) -> None:
+    config = {**settings(reviews, "fedmuscle"), "tasks": "text@tsv, classification@digits"}
+    config |= {"public_dataset": "tsv", "models": "text-small, cnn5"}
+    with pytest.raises(RegistrationError, match=r"client 1 reads images, and these items are sent"):
+        run_federation(tmp_path, 2, **config)
 
 
 @pytest.mark.parametrize("method", ["fedre", "fml"])

@@ -174,7 +174,10 @@ def test_a_client_sends_the_sides_that_its_task_reads() -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"public-dataset": "cifar10"}, "'cifar10': its images have no captions.*scenes or coco"),
+        (
+            {"public-dataset": "cifar10"},
+            "'cifar10': its items are not images with captions.*scenes or coco",
+        ),
         ({"creamfl.temperature-others": 0.3}, "expected a number below creamfl.temperature, 0.2"),
         (
             {"creamfl.server-text-model": "cnn5"},
@@ -210,7 +213,7 @@ def test_pictures_that_clients_train_on_are_no_score(monkeypatch: pytest.MonkeyP
     server = a_server("multilabel")
     rows = {10: np.arange(10), 16: np.arange(16)}
     empty = np.empty((16, 1, 8, 8), dtype=np.uint8)
-    made = {n: PublicData(empty[:n], ["a"] * n, "", "coco", r, "coco") for n, r in rows.items()}
+    made = {n: PublicData(n, empty[:n], ["a"] * n, "", "coco", r, "coco") for n, r in rows.items()}
     shares = Shares(DataSpec(), (), 1)
     monkeypatch.setattr(server_model, "matching_public", lambda *_: (made[10], shares))
     monkeypatch.setattr(server_model, "load_public", lambda _, size, *rest: made[size])

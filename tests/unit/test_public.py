@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data import DataError, DataSpec, Shares, load_client_data, load_dataset, load_public
+from data import (
+    DataError,
+    DataSpec,
+    Shares,
+    clear_memory,
+    load_client_data,
+    load_dataset,
+    load_public,
+)
 from data.public import to_grey
 from data.scene_items import load_items
 from data.scenes import draw_scenes
@@ -111,11 +119,44 @@ def test_what_cannot_be_had_is_refused(arguments, expected):
         load_public(*arguments)
 
 
-def test_sentences_alone_are_no_public_data(tmp_path):
+def reviews(tmp_path, rows=40):
+    """Write a tab-separated file of sentences and return its path."""
     path = tmp_path / "all.tsv"
-    path.write_text("a\tx\nb\ty\n")
-    with pytest.raises(DataError, match="public-dataset=tsv has no images"):
-        load_public("tsv", 1, 0, 0, str(path))
+    lines = (f"{'bad' if row % 2 else 'good'}\tfilm number {row}\n" for row in range(rows))
+    path.write_text("".join(lines))
+    return str(path)
+
+
+def test_public_items_may_be_sentences(tmp_path, monkeypatch):
+    folder = reviews(tmp_path)
+    public = load_public("tsv", 12, 0, 0, folder)
+    sentences = load_dataset("tsv", folder).sentences
+    assert (public.images, len(public), public.source) == (None, 12, "tsv")
+    assert sorted(public.captions) == sorted(sentences[int(row)] for row in public.rows)
+    clear_memory()
+    monkeypatch.setattr("data.public._sentences", None)  # the second time they come from the cache
+    again = load_public("tsv", 12, 0, 0, folder)
+    assert list(again.captions) == list(public.captions)
+    assert again.fingerprint == public.fingerprint
+    with pytest.raises(DataError, match=r"public-size=99: tsv has \d+ training sentences; set"):
+        load_public("tsv", 99, 0, 0, folder)
+
+
+def test_numbers_are_no_public_data(tmp_path):
+    (tmp_path / "train.csv").write_text("a,label\n1,x\n2,y\n3,x\n4,y\n")
+    with pytest.raises(DataError, match=r"public-dataset=tabular has numbers.*scenes"):
+        load_public("tabular", 1, 0, 0, str(tmp_path))
+
+
+@pytest.mark.parametrize("tasks", ["", "text@tsv"])
+def test_public_sentences_are_none_that_a_client_tests_on(tasks, tmp_path):
+    spec = DataSpec(dataset="tsv", data_dir=reviews(tmp_path), partition="iid", min_examples=1)
+    shares = Shares(spec, parse_tasks(tasks), 2)
+    tested = shares.tested("tsv", spec.data_dir)
+    assert len(tested) > 5
+    public = load_public("tsv", 12, 0, 0, spec.data_dir, shares)
+    assert len(public) == 12
+    assert not np.isin(public.rows, tested).any()
 
 
 @pytest.mark.parametrize("tasks", ["", "classification[0-4], multilabel@scenes"])
