@@ -226,7 +226,7 @@ def test_dry_run_measures_and_starts_nothing(
     printed = capsys.readouterr().out
     shape = "classification, 1x32x32 images, 10 classes, batch 32"
     assert f"one step of cnn5, {shape}: 0.25 s" in printed
-    assert "about 21 min: steps of local training alone" in printed
+    assert "about 25 min: steps of local training alone" in printed
     assert "data: digits\n" in printed
     assert not (tmp_path / "out").exists()
 
