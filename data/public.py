@@ -162,12 +162,12 @@ def _load(
             _write(target, drawn.images[:, None], drawn.images, drawn.captions, spec, channels)
         else:
             np.save(target / _ROWS, np.sort(rows))
-            chosen, source = (_pictures(read, rows) for read in (dataset, common))
-            _write(target, chosen, source, _sentences(dataset, rows), spec, channels)
+            images, identified = (_pictures(form, rows) for form in (dataset, common))
+            _write(target, images, identified, _sentences(dataset, rows), spec, channels)
 
     entry = Path(root) / "public" / f"{file_stem(spec.dataset)}-{size}-{key}"
-    read = partial(_read, size=size)
-    images, texts, fingerprint, rows_shown = fetch_entry(entry, read, build)
+    found = fetch_entry(entry, partial(_read, size=size), build)
+    images, texts, fingerprint, rows_shown = found
     if images is not None and channels == 3 and images.shape[1] == 1:
         # Three times the same plane, without its bytes three times.
         images = np.broadcast_to(images, (size, 3, *images.shape[2:]))
@@ -254,8 +254,8 @@ def _write(
         write_texts(target, "captions", captions)
     if images is not None:
         grey = channels == 1 and images.shape[1] == 3
-        read = to_grey(images) if grey else images
-        shape = list(write_array(read, spec.image_size, target / "images.npy").shape)
+        wanted = to_grey(images) if grey else images
+        shape = list(write_array(wanted, spec.image_size, target / "images.npy").shape)
     meta = {
         "shape": shape,
         "captions": captions is not None,

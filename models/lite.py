@@ -166,6 +166,7 @@ for _name, (_, _trained_at, _) in _WEIGHTS.items():
         _name,
         description=f"EfficientNet-Lite{_name[-1]}, ImageNet weights ({_trained_at} px)",
         pretrained=True,
+        own_weights=True,
         segments=True,
         places=("SIZE",),
         extra=_EXTRA,

@@ -54,6 +54,8 @@ class ModelInfo:
         added.
     place : str
         Where weights come from, as the factory reads it; empty for its default.
+    own_weights : bool
+        Whether it has pretrained weights without a place, too.
     places : tuple of str
         The forms that a place can have, for errors.
     segments : bool
@@ -73,6 +75,7 @@ class ModelInfo:
     modality: str = "image"
     pretrained: bool = False
     place: str = ""
+    own_weights: bool = False
     places: tuple[str, ...] = ("FOLDER", "HUB-NAME")
     segments: bool = False
     extra: str = ""
@@ -83,6 +86,11 @@ class ModelInfo:
     def is_installed(self) -> bool:
         """Whether the packages it needs are here; none is imported for the answer."""
         return is_installed(*self.needs)
+
+    @property
+    def starts_trained(self) -> bool:
+        """Whether its first weights are pretrained ones, as far as is known here."""
+        return self.own_weights or bool(self.place)
 
     @property
     def comes_with_wildflower(self) -> bool:

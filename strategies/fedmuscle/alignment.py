@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models import TaskModel
+from models import TaskModel, model_info
 from strategies.base.client import ClientContext
+from strategies.base.options import AUTO
 from strategies.common.augmentation import drop_tokens, resized_view
 from strategies.common.flops import StepFlops
 from strategies.common.losses import muscle_loss
@@ -30,6 +31,20 @@ from strategies.fedmuscle.contrastive import (
     nt_xent,
     pairwise_loss,
 )
+
+PRETRAINED_RATE, SCRATCH_RATE = 1e-4, 1e-3
+"""Rates of the alignment for encoders with pretrained first weights, and for all others."""
+
+
+def public_rate(public_lr: float | str, model_name: str) -> float:
+    """Return the alignment's learning rate for a user's model, resolving "auto".
+
+    1e-4 for encoders with pretrained weights, which higher rates spoil where all of them are
+    trained; 1e-3 for those that start from nothing. Measured: deploy/comparisons/fedmuscle.md.
+    """
+    if public_lr != AUTO:
+        return float(public_lr)
+    return PRETRAINED_RATE if model_info(model_name).starts_trained else SCRATCH_RATE
 
 
 @dataclasses.dataclass
@@ -104,7 +119,7 @@ class Alignment:
         optimizer = make_adam(
             torch.optim.AdamW,
             parameters,
-            lr=context.config.public_lr,
+            lr=public_rate(context.config.public_lr, context.model_name),
             weight_decay=context.run.training.weight_decay,
         )
         restore_optimizer(optimizer, parameters, moments)

@@ -73,8 +73,9 @@ class Config:
         tau^(N-1) of the Muscle loss, below `temperature`.
     label_smoothing : float
         Of the Gramian loss; its authors' code uses 0.1.
-    public_lr : float
-        Learning rate of AdamW in the contrastive steps; its weight decay is the run's.
+    public_lr : float or "auto"
+        Learning rate of AdamW in the contrastive steps; its weight decay is the run's. auto: see
+        `strategies.fedmuscle.alignment.public_rate`.
     evaluate_after : str
         With `evaluate-when = "post"`, whether users are evaluated after their "local" training, or
         after the "alignment", which has moved w^n away from what the head phi^n knows.
@@ -91,7 +92,7 @@ class Config:
     temperature: float | str = option(AUTO, kind=float, above=0)
     temperature_others: float = option(0.15, above=0)
     label_smoothing: float = option(0.0, minimum=0, maximum=0.9)
-    public_lr: float = option(1e-4, above=0)
+    public_lr: float | str = option(AUTO, kind=float, above=0)
     evaluate_after: str = option("local", "alignment")
     projection: str = option("side", "in-path")
 

@@ -21,7 +21,7 @@ from strategies.base.payload import PayloadError, count_scalars, pack, unpack
 from strategies.base.server import RegistrationError
 from strategies.common.losses import muscle_loss
 from strategies.common.public import PublicInputs
-from strategies.fedmuscle.alignment import Alignment
+from strategies.fedmuscle.alignment import PRETRAINED_RATE, SCRATCH_RATE, Alignment, public_rate
 from strategies.fedmuscle.draws import public_batches
 from strategies.fedmuscle.fedmuscle import Client, Downlink, Uplink
 from tests.support import Outcome, ServerAtWork, run_federation
@@ -240,7 +240,7 @@ def test_a_step_is_adamw_on_the_mean_muscle_loss(decay: float) -> None:
     metrics = Alignment(context, state.model, PublicInputs(context)).towards(indices, others, {})
     model = twin.model.eval()
     parameters = model.representation_parameters()
-    optimizer = torch.optim.AdamW(parameters, lr=1e-4, weight_decay=decay)
+    optimizer = torch.optim.AdamW(parameters, lr=SCRATCH_RATE, weight_decay=decay)
     z = model.represent(PublicInputs(context).batch(indices))
     loss = muscle_loss(z, torch.from_numpy(others)).mean()
     loss.backward()
@@ -360,3 +360,22 @@ def test_downlink_indices_must_be_public_items() -> None:
     bad.encode_indices = np.empty(0, np.int32)
     with pytest.raises(PayloadError, match="update_indices: value 48 is not below 48"):
         unpack(Downlink, pack(bad), {"d": WIDTH, "C": 10, "P": PUBLIC})
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "rate"),
+    [
+        ("lite0", "auto", PRETRAINED_RATE),
+        ("lite0@64", "auto", PRETRAINED_RATE),
+        ("minilm", "auto", PRETRAINED_RATE),
+        ("timm/resnet18d@/path/model.safetensors", "auto", PRETRAINED_RATE),
+        ("timm/resnet18d", "auto", SCRATCH_RATE),
+        ("hf-vit", "auto", SCRATCH_RATE),
+        ("cnn5", "auto", SCRATCH_RATE),
+        ("lite0", 0.5, 0.5),
+    ],
+)
+def test_the_alignments_rate_follows_the_first_weights(
+    name: str, given: float | str, rate: float
+) -> None:
+    assert public_rate(given, name) == rate
