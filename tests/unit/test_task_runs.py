@@ -55,7 +55,7 @@ def test_means_are_taken_within_a_task(pair: tuple[Outcome, Outcome]) -> None:
     last = {r["client"]: float(r["value"]) for r in run.metrics(phase="post", round=2)
             if r["metric"] == METRICS[r["client"]]}  # fmt: skip
     finals = [scores[task]["final"] for task in scores]
-    assert finals == [last[client] for client in "0123"]
+    assert finals == pytest.approx([last[client] for client in "0123"], rel=1e-12)
 
 
 def test_delta_is_the_mean_relative_change_by_client(pair: tuple[Outcome, Outcome]) -> None:
