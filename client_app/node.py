@@ -23,7 +23,14 @@ from data import (
     load_task_data,
 )
 from data.spec import is_from_hub
-from data.tasks import TASKS_WITH_TEXT, TaskSpec, assign_task, parse_task, parse_tasks
+from data.tasks import (
+    TASKS_WITH_TEXT,
+    TaskSpec,
+    assign_task,
+    implied_task,
+    parse_task,
+    parse_tasks,
+)
 from models import assign_model, model_info, tokeniser_of
 from models.own_code import Refusal
 from strategies.base.client import ClientContext
@@ -170,13 +177,12 @@ def _data(
     run: RunConfig, node: Mapping[str, object], task: TaskSpec | None, model_name: str
 ) -> ClientData:
     """Return what this node learns from: for its task, if it has one, else what its data is."""
-    if task is None and _dataset(run, node) in TEXT_DATASETS:
-        _refuse_sentences(run, node)
-        task = TaskSpec("text", _dataset(run, node))
-    if task is None and _dataset(run, node) in VECTOR_DATASETS:
-        task = TaskSpec("classification", _dataset(run, node))
-        key = f"dataset = {task.dataset!r} in node-config"
-        refuse_unserved(run.chosen_method, task, task.dataset, key)
+    if task is None and (task := implied_task(_dataset(run, node))) is not None:
+        if task.task == "text":
+            _refuse_sentences(run, node)
+        else:
+            key = f"dataset = {task.dataset!r} in node-config"
+            refuse_unserved(run.chosen_method, task, task.dataset, key)
     if task is not None:
         return _task_data(run, node, task, model_name)
     return _image_data(run, node)

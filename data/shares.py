@@ -11,9 +11,9 @@ import numpy as np
 from data.dataset import load_images
 from data.partition import ClientIndices, partition_indices
 from data.partitioners import Rows
-from data.spec import TEXT_DATASETS, DataSpec
+from data.spec import DataSpec
 from data.task_data import client_rows
-from data.tasks import TaskSpec
+from data.tasks import TaskSpec, implied_task
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Shares:
         if dataset == "imagefolder" and data_dir != self.spec.data_dir:
             return []
         spec = dataclasses.replace(self.spec, data_dir=data_dir)
-        sentences = (TaskSpec("text", spec.dataset),) if spec.dataset in TEXT_DATASETS else ()
-        tasks = self.tasks or sentences
+        implied = implied_task(spec.dataset)
+        tasks = self.tasks or (() if implied is None else (implied,))
         if not tasks:
             mine = spec.dataset == dataset
             images = load_images(spec) if mine else None

@@ -12,7 +12,7 @@ import difflib
 import re
 from dataclasses import dataclass
 
-from data.spec import DATASETS, DataError, is_dataset
+from data.spec import DATASETS, TEXT_DATASETS, VECTOR_DATASETS, DataError, is_dataset
 
 METRIC_OF: dict[str, str] = {
     "classification": "accuracy",
@@ -115,6 +115,16 @@ def parse_tasks(text: str) -> tuple[TaskSpec, ...]:
     """
     text = TASK_GROUPS.get(text.strip(), text)
     return tuple(parse_task(entry) for entry in text.split(",")) if text.strip() else ()
+
+
+def implied_task(dataset: str) -> TaskSpec | None:
+    """Return what clients learn on sentences or numbers where a run names no tasks.
+
+    None for images, which are classified without a task.
+    """
+    if dataset in TEXT_DATASETS:
+        return TaskSpec("text", dataset)
+    return TaskSpec("classification", dataset) if dataset in VECTOR_DATASETS else None
 
 
 def assign_task(text: str, client: int) -> TaskSpec | None:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from server_app.records.csv_files import iterate_rows
 from server_app.records.round_result import RoundResult
-from strategies.base.options import option_keys
 from strategies.base.run_config import RunConfig
 from strategies.base.server import LOSS_AFTER, LOSS_BEFORE
 
@@ -24,11 +23,10 @@ def smaller_steps(run: RunConfig) -> str:
 
     Named are its own `server-lr` and `reduction` where it has them, and the clients' `lr`.
     """
-    own = option_keys(run.chosen_method.config, f"{run.method}.")
-    rates = [key for key in (f"{run.method}.server-lr",) if key in own]
-    reduction = f"{run.method}.reduction"
-    bounded = reduction in own and run.flat()[reduction] != "stable"
-    return f"lower {' or '.join([*rates, 'lr'])}" + f", or set {reduction}='stable'" * bounded
+    name, options = run.chosen_method.name, run.method_config
+    rates = f"{name}.server-lr or lr" if hasattr(options, "server_lr") else "lr"
+    unbounded = getattr(options, "reduction", "stable") != "stable"
+    return f"lower {rates}" + f", or set {name}.reduction='stable'" * unbounded
 
 
 class ServerStepWatch:

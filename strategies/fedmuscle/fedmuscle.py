@@ -74,8 +74,8 @@ class Config:
     label_smoothing : float
         Of the Gramian loss; its authors' code uses 0.1.
     public_lr : float or "auto"
-        Learning rate of AdamW in the contrastive steps; its weight decay is the run's. auto: see
-        `strategies.fedmuscle.alignment.public_rate`.
+        Learning rate of AdamW in the contrastive steps; its weight decay is the run's. auto: 0.0001
+        for encoders with pretrained weights, 0.001 for those that start from nothing.
     evaluate_after : str
         With `evaluate-when = "post"`, whether users are evaluated after their "local" training, or
         after the "alignment", which has moved w^n away from what the head phi^n knows.
