@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,11 @@ def test_a_run_without_divergence_says_nothing(tmp_path: Path) -> None:
 )
 def test_only_keys_that_the_method_has_are_named(keys: dict[str, Any], said: str) -> None:
     assert smaller_steps(parse_run_config(keys)) == said
+
+
+def test_keys_of_a_method_in_a_package_go_by_its_own_name() -> None:
+    run = dataclasses.replace(parse_run_config({"method": "fedre"}), method="my_package.fedre")
+    assert smaller_steps(run) == "lower fedre.server-lr or lr, or set fedre.reduction='stable'"
 
 
 def test_a_server_whose_steps_raise_its_loss_is_named_once(tmp_path: Path) -> None:
