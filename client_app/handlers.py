@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message, MessageType, RecordDict
 
 from client_app.evaluation import evaluate_client, score_rows
+from client_app.first_state import initial_state, is_worth_keeping
 from client_app.machine import machine_text
 from client_app.model_trial import try_own_model
 from client_app.node import client_context, client_id_of, simulated, state_root
@@ -29,7 +30,7 @@ from models import (
 from models.build import proven
 from models.skeleton import skeleton
 from strategies.base.checked import LONGEST_TEXT
-from strategies.base.client import ClientContext, ClientHalf
+from strategies.base.client import ClientContext
 from strategies.base.messages import (
     CLIENT_INFO,
     CONTROL,
@@ -213,8 +214,10 @@ class Session:
         store.discard_lost()
         half = method.client()
         session = cls(local, control, half, None, None, store, 0)
-        later = control.final or local.exchange > 1
-        session.state, session.rounds_trained = session.restore(later)
+        session.state, session.rounds_trained = session.restore(
+            of_this_round=control.final or local.exchange > 1,
+            evaluates=message.metadata.message_type == MessageType.EVALUATE,
+        )
         session.downlink = unpack(
             method.downlink, message.content, local.dims, half.templates(local)
         )
@@ -226,16 +229,20 @@ class Session:
         prune_rounds(directory, control.keep_from)
         return session
 
-    def restore(self, of_this_round: bool) -> tuple[Any, int]:
+    def restore(self, *, of_this_round: bool, evaluates: bool) -> tuple[Any, int]:
         """Return the newest saved state before this round, or the initial one.
 
         A round's later exchanges go on with the state that its first one left; and the closing
-        evaluation comes after the last round, whose state it must see.
+        evaluation comes after the last round, whose state it must see. A client that is only
+        evaluated, and will be again, may keep its initial state as that of round 0.
         """
         number = self.context.server_round + (1 if of_this_round else 0)
         path = self.store.newest_before(number)
         if path is None:
-            return initial_state(self.half, self.context), 0
+            state = initial_state(self.half, self.context)
+            if evaluates and is_worth_keeping(state, self.context, self.store.directory):
+                self.store.save(0, state, 0)
+            return state, 0
         with skeleton(), proven():
             bare = self.half.build(self.context)
         restored = self.store.load(path, bare)
@@ -294,15 +301,6 @@ class Session:
             rounds_trained=self.rounds_trained,
         ).to_record()
         return Message(records, reply_to=message)
-
-
-def initial_state(half: ClientHalf[Any, Any, Any], local: ClientContext) -> Any:
-    """Build a client's first state, from a stream of its own or that of its architecture."""
-    owner: int | str = local.client_id
-    if local.run.initial_weights == "shared":
-        owner = f"model {local.model_name}"
-    with isolated_torch_rng(derive_seed(local.run.seed, owner, 0, "init")):
-        return half.build(local)
 
 
 def _worker_name() -> str:

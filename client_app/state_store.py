@@ -3,6 +3,7 @@
 Files are `<state directory>/client-00003/round-00007.safetensors`. A client that trains in round
 t starts from its newest file of a round before t, so a run that resumes at an earlier round finds
 the state of that time. Files older than any round that the server can still resume at go away.
+Round 0 is the state before any training, where first_state.py found it worth keeping.
 """
 
 from __future__ import annotations

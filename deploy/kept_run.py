@@ -94,11 +94,7 @@ class KeptRun:
         ConfigError
             There is none.
         """
-        found = [
-            client
-            for client in self.client_ids
-            if any(number <= server_round for number in rounds_in(self._states(client)))
-        ]
+        found = [client for client in self.client_ids if self._rounds_trained(client, server_round)]
         if not found:
             raise ConfigError(
                 f"{self.directory / 'clients'}: no client's state is kept; on a fleet states stay "
@@ -155,7 +151,7 @@ class KeptRun:
         """
         context = self.context(client_id, server_round)
         folder = self._states(client_id)
-        rounds = [number for number in rounds_in(folder) if number <= server_round]
+        rounds = self._rounds_trained(client_id, server_round)
         if not rounds:
             raise ConfigError(
                 f"client {client_id}: no state of it is kept ({folder}); it never trained, or "
@@ -228,6 +224,13 @@ class KeptRun:
         for module in modules_of(state):
             module.eval()
         return KeptClient(context, half, state)
+
+    def _rounds_trained(self, client_id: int, server_round: int) -> list[int]:
+        """Return the rounds up to this one after which a client's training is kept, ascending.
+
+        Round 0, which a run that has not ended may have kept, is the state before any training.
+        """
+        return [n for n in rounds_in(self._states(client_id)) if 0 < n <= server_round]
 
     def _refuse_other_data(self, context: ClientContext) -> None:
         """Devices of a fleet have data of their own, which is not here, or is another's."""

@@ -42,7 +42,7 @@ from server_app.tracking import Tracking, missing_tracker
 from strategies.base.files import NotWrittenError
 from strategies.base.messages import Control
 from strategies.base.options import ConfigError
-from strategies.base.round_files import prune_rounds
+from strategies.base.round_files import prune_rounds, round_file
 from strategies.base.run_config import RunConfig
 from strategies.base.schedule import History, Schedule, load_schedule
 
@@ -335,3 +335,4 @@ class RoundLoop:
         clients = self.directory.path / "clients"
         for client in clients.iterdir() if clients.is_dir() else ():
             prune_rounds(client, self.checkpoints.oldest())
+            round_file(client, 0).unlink(missing_ok=True)  # never trained: it can be drawn again

@@ -157,6 +157,11 @@ def modules_of(state: Any) -> list[nn.Module]:
     return [value for value in values if isinstance(value, nn.Module)]
 
 
+def bytes_kept(state: Any) -> int:
+    """Return the size of the tensors that `save_state` would write."""
+    return sum(item.nbytes for item in _flatten(state)[0].values())
+
+
 def non_finite_entries(state: Any) -> list[str]:
     """Return the keys of a state's tensors, and of transient modules', with NaN or infinity."""
     tensors, _ = _flatten(state)

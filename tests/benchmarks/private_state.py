@@ -53,10 +53,10 @@ def timed(name, function):
 restore = handlers.Session.restore
 if KIND == "memory":
 
-    def from_memory(session, of_this_round):
+    def from_memory(session, **which):
         name = session.context.model_name
         if name not in kept:
-            kept[name] = restore(session, of_this_round)
+            kept[name] = restore(session, **which)
         return kept[name]
 
     handlers.Session.restore = from_memory

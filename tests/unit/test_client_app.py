@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from client_app.app import app, make_client_app
-from client_app.handlers import initial_state
+from client_app.first_state import initial_state
 from strategies.base.method import get_method
 from strategies.base.rng import derive_seed, isolated_torch_rng
 from tests.unit.test_training import a_context
