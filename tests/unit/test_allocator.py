@@ -58,7 +58,7 @@ def test_freed_memory_is_kept_and_given_back() -> None:
     first = {f"MALLOC_{name}_THRESHOLD_": str(128 * 2**10) for name in ("TRIM", "MMAP")}
     assert faults_of("assert not keep_freed_memory()", **first)[0] > pages / 2
     faults, held, left = faults_of("assert keep_freed_memory()")
-    assert faults < pages / 100
+    assert faults < pages / 10  # the heap may grow once more by a block, and by no whole step
     assert held - left > 60 * 2**20
 
 
