@@ -30,10 +30,13 @@ def step():
 {call}
 for _ in range(3):
     step()
-before = faults()
-for _ in range(10):
-    step()
-print(faults() - before, resident())
+counts = []
+for _ in range(3):  # the heap may grow once more, by a block; memory that is not kept faults in all
+    before = faults()
+    for _ in range(10):
+        step()
+    counts.append(faults() - before)
+print(min(counts), resident())
 give_back_memory()
 print(resident())
 """
@@ -41,7 +44,7 @@ glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="no glibc h
 
 
 def faults_of(call: str, **environment: str) -> tuple[int, int, int]:
-    """Return page faults of ten steps, and the resident bytes after them and when given back."""
+    """Return the fewest page faults of ten steps in three, and resident bytes, then given back."""
     done = subprocess.run(
         [sys.executable, "-c", FAULTS.format(call=call)],
         env=os.environ | environment, check=True, capture_output=True, text=True, timeout=120,
@@ -58,7 +61,7 @@ def test_freed_memory_is_kept_and_given_back() -> None:
     first = {f"MALLOC_{name}_THRESHOLD_": str(128 * 2**10) for name in ("TRIM", "MMAP")}
     assert faults_of("assert not keep_freed_memory()", **first)[0] > pages / 2
     faults, held, left = faults_of("assert keep_freed_memory()")
-    assert faults < pages / 10  # the heap may grow once more by a block, and by no whole step
+    assert faults < pages / 100
     assert held - left > 60 * 2**20
 
 
