@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,16 +15,12 @@ from data.partition import compute_split
 from data.spec import DataError, DataSpec
 from deploy.compare.plan import Plan, read_plan
 from deploy.reproduce.listing import plan_of
+from deploy.reproduce.loads import DATA
 from deploy.reproduce.preset_file import find_preset, preset_names
 
 COMPARISONS = Path(__file__).parents[2] / "deploy" / "comparisons"
-OFFICIAL = {
-    "fashion-mnist": (60_000, 10_000, 10),
-    "cifar10": (50_000, 10_000, 10),
-    "cifar100": (50_000, 10_000, 100),
-    "imagefolder": (50_000, 10_000, 10),
-}
-"""Training rows, test rows and classes; the folder of pictures that the files read is CIFAR-10."""
+OFFICIAL = {**DATA, "imagefolder": DATA["cifar10"]}
+"""Sizes by data set; the folder of pictures that the comparisons read is CIFAR-10."""
 SCARCE = 300
 """Rows a client up to which Dirichlet's minimum can be out of reach; above it draws are slow."""
 
@@ -33,40 +28,36 @@ SCARCE = 300
 @cache
 def of_size(name: str) -> ImageDataset:
     """Return a data set of the official size and of as many rows of every class, without images."""
-    train, test, classes = OFFICIAL[name]
+    official = OFFICIAL[name]
+    sizes, classes = (official.train, official.test), official.shape.num_classes
     generator = np.random.default_rng(0)
-    labels = [generator.permutation(np.arange(rows) % classes) for rows in (train, test)]
+    labels = [generator.permutation(np.arange(rows) % classes) for rows in sizes]
     return ImageDataset(
         name=name,
-        images=np.empty((train + test, 1, 1, 1), np.uint8),
+        images=np.empty((sum(sizes), 1, 1, 1), np.uint8),
         labels=np.concatenate(labels),
-        train_size=train,
+        train_size=official.train,
         class_names=tuple(map(str, range(classes))),
         fingerprint=name,
     )
 
 
-def described(config: Mapping[str, Any]) -> DataSpec:
-    keys = {field.name.replace("_", "-"): field.name for field in dataclasses.fields(DataSpec)}
-    given = {name: config[key] for key, name in keys.items() if key in config}
-    return DataSpec(**{**given, "data_dir": ""})
-
-
-def scarce_splits(plan: Plan) -> Iterator[tuple[DataSpec, int]]:
-    for run in plan.runs:
-        spec = described(run.config)
-        if spec.partition != "dirichlet" or spec.dataset not in OFFICIAL or run.config.get("tasks"):
+def scarce_splits(plan: Plan) -> Iterator[DataSpec]:
+    for planned in plan.runs:
+        run = planned.run
+        if run.partition != "dirichlet" or run.dataset not in OFFICIAL or run.tasks:
             continue
-        if sum(OFFICIAL[spec.dataset][:2]) * spec.subset / plan.clients <= SCARCE:
-            yield spec, plan.clients
+        official = OFFICIAL[run.dataset]
+        if (official.train + official.test) * run.subset / plan.clients <= SCARCE:
+            yield run.data_spec
 
 
 def undrawn(plan: Plan) -> list[str]:
     """Return why splits of few rows a client cannot be drawn, each split once."""
     reasons = []
-    for spec, clients in dict.fromkeys(scarce_splits(plan)):
+    for spec in dict.fromkeys(scarce_splits(plan)):
         try:
-            compute_split(spec, of_size(spec.dataset), clients)
+            compute_split(spec, of_size(spec.dataset), plan.clients)
         except DataError as error:
             reasons.append(f"partition-seed={spec.partition_seed}: {error}")
     return reasons
@@ -86,7 +77,8 @@ def test_every_preset_can_divide_its_data() -> None:
 def test_a_split_that_cannot_be_drawn_is_found() -> None:
     """A hundred clients, ten of 6,000 rows each at least, Dirichlet(0.1): a file here asked it."""
     plan = read_plan(COMPARISONS / "fedmrl-settings-100.yaml")
-    run = next(run for run in plan.runs if run.config["partition"] == "dirichlet")
-    asked = dataclasses.replace(run, config={**run.config, "min-examples": 10})
+    planned = next(planned for planned in plan.runs if planned.run.partition == "dirichlet")
+    run = dataclasses.replace(planned.run, min_examples=10)
+    asked = dataclasses.replace(planned, run=run)
     (reason,) = undrawn(dataclasses.replace(plan, runs=(asked,)))
     assert "could not give each of 100 clients 10 of 6000 examples" in reason
