@@ -84,25 +84,49 @@ def dirichlet(
         If no draw gave every client its minimum, with the sizes and what to change.
     """
     needed = min(min_examples, len(labels) // (2 * num_clients))
-    seeds = np.random.SeedSequence(seed).generate_state(_DIRICHLET_SEEDS)
-    for attempt in seeds:
-        shares = _dirichlet_draw(labels, num_clients, alpha, needed, int(attempt))
-        if shares is not None:
-            return shares
-    # The partitioner keeps the sizes of failed draws to itself: repeat the first one without a
-    # minimum. It is also the draw that a rerun with the suggested min-examples will accept.
-    drawn = _dirichlet_draw(labels, num_clients, alpha, 0, int(seeds[0]))
-    if drawn is None:
+    shares = _dirichlet_with(labels, num_clients, alpha, needed, seed)
+    if shares is not None:
+        return shares
+    smallest = _largest_minimum(labels, num_clients, alpha, needed, seed)
+    if smallest is None:
         reached, third = "the proportions underflow to zero", "another partition-seed"
     else:
-        smallest = min(len(rows) for rows in drawn)
-        reached = f"the smallest client of the first draw has {smallest}"
+        reached = f"the smallest client of the best draw has {smallest}"
         third = f"a smaller minimum (min-examples={smallest})"
     raise DataError(
         f"partition=dirichlet with alpha={alpha:g} could not give each of {num_clients} clients "
         f"{needed} of {len(labels)} examples: {reached}. Use a larger alpha (alpha="
         f"{alpha * 5:g}), fewer clients ({max(1, num_clients // 4)}) or {third}."
     )
+
+
+def _largest_minimum(
+    labels: Rows, num_clients: int, alpha: float, needed: int, seed: int
+) -> int | None:
+    """Return the largest minimum below `needed` that a draw satisfies; None if there is no draw.
+
+    The partitioner keeps the sizes of failed draws to itself, so each better draw is asked for.
+    """
+    largest = None
+    least = 0
+    while least < needed:
+        shares = _dirichlet_with(labels, num_clients, alpha, least, seed)
+        if shares is None:
+            break
+        largest = min(len(rows) for rows in shares)
+        least = largest + 1
+    return largest
+
+
+def _dirichlet_with(
+    labels: Rows, num_clients: int, alpha: float, needed: int, seed: int
+) -> list[Rows] | None:
+    """Return the first of some draws with so many examples for every client; None without one."""
+    for attempt in np.random.SeedSequence(seed).generate_state(_DIRICHLET_SEEDS):
+        shares = _dirichlet_draw(labels, num_clients, alpha, needed, int(attempt))
+        if shares is not None:
+            return shares
+    return None
 
 
 def _dirichlet_draw(
