@@ -130,13 +130,13 @@ def test_large_alpha_is_nearly_uniform():
 
 
 def test_200_skewed_clients_end_within_seconds():
-    spec = DataSpec(alpha=0.1, min_examples=1)
+    spec = DataSpec(alpha=0.1, min_examples=2)
     start = time.perf_counter()
     with pytest.raises(DataError) as caught:
         partition_indices(spec, make_dataset(320, 80), 200)
     assert time.perf_counter() - start < 20
     message = str(caught.value)
-    for part in ("alpha=0.1", "200 clients", "1 of 4000", "alpha=0.5", "(50)", "min-examples=0"):
+    for part in ("alpha=0.1", "200 clients", "2 of 4000", "alpha=0.5", "(50)", "min-examples=0"):
         assert part in message
 
 
@@ -144,21 +144,21 @@ def test_the_suggested_minimum_is_the_largest_that_works():
     """And not that of the first draw, which leaves a client of this split with next to nothing."""
     dataset = make_dataset()
 
+    def divided(min_examples):
+        return partition_indices(DataSpec(alpha=0.1, min_examples=min_examples), dataset, 30)
+
+    def smallest_client(min_examples):
+        clients = divided(min_examples)
+        return min(len(c.train) + len(c.validation) + len(c.test) for c in clients)
+
     def suggested(min_examples):
         with pytest.raises(DataError, match=r"min-examples=\d+") as caught:
-            partition_indices(DataSpec(alpha=0.1, min_examples=min_examples), dataset, 30)
+            divided(min_examples)
         return int(str(caught.value).split("min-examples=")[1].split(")")[0])
 
     smallest = suggested(16)
-    clients = partition_indices(DataSpec(alpha=0.1, min_examples=smallest), dataset, 30)
-    sizes = [len(c.train) + len(c.validation) + len(c.test) for c in clients]
-    assert min(sizes) == smallest
-    assert suggested(smallest + 1) == smallest > smallest_of_the_first_draw(dataset)
-
-
-def smallest_of_the_first_draw(dataset):
-    clients = partition_indices(DataSpec(alpha=0.1, min_examples=0), dataset, 30)
-    return min(len(c.train) + len(c.validation) + len(c.test) for c in clients)
+    assert smallest_client(smallest) == smallest
+    assert suggested(smallest + 1) == smallest > smallest_client(0)
 
 
 def test_without_minimum_empty_one_example_and_one_class_clients_are_legal():
